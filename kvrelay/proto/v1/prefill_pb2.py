@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvrelay.proto.v1 import common_pb2 as kvrelay_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvrelay/proto/v1/prefill.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"|\n\nPushTarget\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12$\n\x04role\x18\x05 \x01(\x0e\x32\x16.kvrelay.proto.v1.Role\"\xc9\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.Sampling\x12-\n\x07targets\x18\x04 \x03(\x0b\x32\x1c.kvrelay.proto.v1.PushTarget\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x0f\n\x07kv_only\x18\x07 \x01(\x08\"\xe4\x01\n\x0cPrefillEvent\x12\x33\n\x07started\x18\x01 \x01(\x0b\x32 .kvrelay.proto.v1.PrefillStartedH\x00\x12\x33\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1c.kvrelay.proto.v1.TokenChunkH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.FinishedH\x00\x12\x31\n\npush_ended\x18\x04 \x01(\x0b\x32\x1b.kvrelay.proto.v1.PushEndedH\x00\x42\x07\n\x05\x65vent\"\'\n\x0ePrefillStarted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\xae\x02\n\tPushEnded\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x34\n\x07outcome\x18\x03 \x01(\x0e\x32#.kvrelay.proto.v1.PushEnded.Outcome\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\nwire_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_sent\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\"`\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMMITTED\x10\x01\x12\x11\n\rOUTCOME_ENDED\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x32_\n\x0ePrefillService\x12M\n\x07Prefill\x12 .kvrelay.proto.v1.PrefillRequest\x1a\x1e.kvrelay.proto.v1.PrefillEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvrelay/proto/v1/prefill.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"|\n\nPushTarget\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12$\n\x04role\x18\x05 \x01(\x0e\x32\x16.kvrelay.proto.v1.Role\"\xc9\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.Sampling\x12-\n\x07targets\x18\x04 \x03(\x0b\x32\x1c.kvrelay.proto.v1.PushTarget\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x0f\n\x07kv_only\x18\x07 \x01(\x08\"\x9d\x02\n\x0cPrefillEvent\x12\x33\n\x07started\x18\x01 \x01(\x0b\x32 .kvrelay.proto.v1.PrefillStartedH\x00\x12\x33\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x1c.kvrelay.proto.v1.TokenChunkH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.FinishedH\x00\x12\x31\n\npush_ended\x18\x04 \x01(\x0b\x32\x1b.kvrelay.proto.v1.PushEndedH\x00\x12\x37\n\rpush_progress\x18\x05 \x01(\x0b\x32\x1e.kvrelay.proto.v1.PushProgressH\x00\x42\x07\n\x05\x65vent\"\'\n\x0ePrefillStarted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"_\n\x0cPushProgress\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x1b\n\x13payload_bytes_acked\x18\x02 \x01(\x04\x12\x1d\n\x15payload_bytes_missing\x18\x03 \x01(\x04\"\xae\x02\n\tPushEnded\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x34\n\x07outcome\x18\x03 \x01(\x0e\x32#.kvrelay.proto.v1.PushEnded.Outcome\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\nwire_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x62locks_sent\x18\x06 \x01(\r\x12\x15\n\rblocks_cached\x18\x07 \x01(\r\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\"`\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMMITTED\x10\x01\x12\x11\n\rOUTCOME_ENDED\x10\x02\x12\x12\n\x0eOUTCOME_FAILED\x10\x03\x32_\n\x0ePrefillService\x12M\n\x07Prefill\x12 .kvrelay.proto.v1.PrefillRequest\x1a\x1e.kvrelay.proto.v1.PrefillEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLREQUEST']._serialized_start=210
   _globals['_PREFILLREQUEST']._serialized_end=411
   _globals['_PREFILLEVENT']._serialized_start=414
-  _globals['_PREFILLEVENT']._serialized_end=642
-  _globals['_PREFILLSTARTED']._serialized_start=644
-  _globals['_PREFILLSTARTED']._serialized_end=683
-  _globals['_PUSHENDED']._serialized_start=686
-  _globals['_PUSHENDED']._serialized_end=988
-  _globals['_PUSHENDED_OUTCOME']._serialized_start=892
-  _globals['_PUSHENDED_OUTCOME']._serialized_end=988
-  _globals['_PREFILLSERVICE']._serialized_start=990
-  _globals['_PREFILLSERVICE']._serialized_end=1085
+  _globals['_PREFILLEVENT']._serialized_end=699
+  _globals['_PREFILLSTARTED']._serialized_start=701
+  _globals['_PREFILLSTARTED']._serialized_end=740
+  _globals['_PUSHPROGRESS']._serialized_start=742
+  _globals['_PUSHPROGRESS']._serialized_end=837
+  _globals['_PUSHENDED']._serialized_start=840
+  _globals['_PUSHENDED']._serialized_end=1142
+  _globals['_PUSHENDED_OUTCOME']._serialized_start=1046
+  _globals['_PUSHENDED_OUTCOME']._serialized_end=1142
+  _globals['_PREFILLSERVICE']._serialized_start=1144
+  _globals['_PREFILLSERVICE']._serialized_end=1239
 # @@protoc_insertion_point(module_scope)

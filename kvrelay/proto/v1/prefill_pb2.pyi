@@ -104,6 +104,7 @@ class PrefillEvent(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PUSH_ENDED_FIELD_NUMBER: _builtins.int
+    PUSH_PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___PrefillStarted: ...
     @_builtins.property
@@ -116,6 +117,8 @@ class PrefillEvent(_message.Message):
 
     @_builtins.property
     def push_ended(self) -> Global___PushEnded: ...
+    @_builtins.property
+    def push_progress(self) -> Global___PushProgress: ...
     def __init__(
         self,
         *,
@@ -123,12 +126,13 @@ class PrefillEvent(_message.Message):
         first_token: _common_pb2.TokenChunk | None = ...,
         finished: _common_pb2.Finished | None = ...,
         push_ended: Global___PushEnded | None = ...,
+        push_progress: Global___PushProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "first_token", b"first_token", "push_ended", b"push_ended", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "first_token", b"first_token", "push_ended", b"push_ended", "push_progress", b"push_progress", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "first_token", b"first_token", "push_ended", b"push_ended", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "first_token", b"first_token", "push_ended", b"push_ended", "push_progress", b"push_progress", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "first_token", "finished", "push_ended"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "first_token", "finished", "push_ended", "push_progress"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -154,6 +158,34 @@ class PrefillStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillStarted: _TypeAlias = PrefillStarted  # noqa: Y015
+
+@_typing.final
+class PushProgress(_message.Message):
+    """At most every 200 ms while bytes are acknowledged, and once when the receiver has said what it misses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_ACKED_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_MISSING_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    payload_bytes_acked: _builtins.int
+    payload_bytes_missing: _builtins.int
+    """at the start: what the receiver asked for"""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        payload_bytes_acked: _builtins.int = ...,
+        payload_bytes_missing: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payload_bytes_acked", b"payload_bytes_acked", "payload_bytes_missing", b"payload_bytes_missing", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushProgress: _TypeAlias = PushProgress  # noqa: Y015
 
 @_typing.final
 class PushEnded(_message.Message):
