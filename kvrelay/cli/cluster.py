@@ -1,7 +1,7 @@
-"""Two datacenters on one host, as processes with a life of their own. Knows how to start, watch and stop them; no request.
+"""Two datacenters on one host, as processes. Knows how to start, watch, kill and stop them; knows no request.
 
-`async with cluster(spec) as running:` yields when every process is ready and the router can use every stage; on exit, however
-it comes, all processes are gone.
+`async with cluster(spec) as running:` yields when every process is ready and the router can use every stage; on exit,
+however it comes, all processes are gone.
 """
 
 import asyncio
@@ -178,9 +178,7 @@ async def obituary(process: Process) -> ClusterError:
 def choose_addresses(spec: ClusterSpec) -> Addresses:
     """Ports for everything. ClusterError if the router's is in use."""
     if spec.router_port and not bindable(spec.host, spec.router_port):
-        raise ClusterError(
-            f"router port {spec.router_port} on {spec.host} is in use; choose another with --router-port"
-        )
+        raise ClusterError(f"port {spec.router_port} on {spec.host} is in use; choose another with --router-port")
     names = [stage.name for stage in spec.stages()]
     router, redis, wan, *stages = (f"{spec.host}:{port}" for port in free_ports(spec.host, 3 + len(names)))
     if spec.router_port:

@@ -1,7 +1,7 @@
 """Ports for a cluster. Knows only sockets.
 
-Free ports are taken from below the kernel's range for outgoing connections, so that a stage which is killed and started again
-finds its port still free.
+Free ports are taken from below the kernel's range for outgoing connections, so that a stage which is killed and started
+again finds its port still free.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Questions to a starting cluster: does it serve yet, can the router use it. Knows health, fleet and WAN admin; no process.
+"""Questions to a starting cluster: does it serve, can the router use it. Knows health, fleet, WAN admin; no process.
 
 None of them has a limit of its own: the asker sets one.
 """

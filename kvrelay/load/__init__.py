@@ -1,0 +1,1 @@
+"""The load generator: a client of the router. Only the command line imports it."""

@@ -1,0 +1,139 @@
+"""One request as a client sees it: what came, when, whether the stream kept its contract. Knows the protos."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc
+
+SOURCES = {
+    common_pb2.SOURCE_PREFILL: "prefill",
+    common_pb2.SOURCE_RELAY: "relay",
+    common_pb2.SOURCE_MAIN: "main",
+}
+PIPELINES = {
+    router_pb2.PIPELINE_P_RLD_MD: "p-rld-md",
+    router_pb2.PIPELINE_P_MD: "p-md",
+    router_pb2.PIPELINE_P_RLD: "p-rld",
+    router_pb2.PIPELINE_MD: "md",
+}
+HANDOFF_MODES = {
+    router_pb2.HANDOFF_MODE_DYNAMIC: "dynamic",
+    router_pb2.HANDOFF_MODE_ONE_SHOT: "one-shot",
+    router_pb2.HANDOFF_MODE_CATCH_UP: "catch-up",
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request got. Times are ms since it was sent, by this client's clock."""
+
+    sent_at_s: float
+    """On time.perf_counter's clock."""
+    started: router_pb2.Started | None = None
+    completed: router_pb2.Completed | None = None
+    error: str = ""
+    """Empty, or the status and its message, or how the stream broke its contract."""
+    ids: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """One per id: "prefill", "relay" or "main"."""
+    arrived_ms: list[float] = field(default_factory=list)
+    """One per id; ids of one message share theirs."""
+    text: str = ""
+    e2el_ms: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is whole."""
+        return not self.error
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to the first token; None if there is none."""
+        return self.arrived_ms[0] if self.arrived_ms else None
+
+    @property
+    def ttst_ms(self) -> float | None:
+        """Time to the second token."""
+        return self.arrived_ms[1] if len(self.arrived_ms) > 1 else None
+
+    @property
+    def itl_ms(self) -> list[float]:
+        """Gaps between neighbouring tokens."""
+        return [after - before for before, after in zip(self.arrived_ms, self.arrived_ms[1:], strict=False)]
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time per token after the first."""
+        gaps = self.itl_ms
+        return sum(gaps) / len(gaps) if gaps else None
+
+    @property
+    def request_id(self) -> str:
+        """As the router named it; empty if it never answered."""
+        return self.started.request_id if self.started else ""
+
+    def count(self, source: str) -> int:
+        """Tokens from one kind of stage."""
+        return self.sources.count(source)
+
+    def take(self, reply: router_pb2.GenerateReply) -> None:
+        """Adds one message of the stream."""
+        kind = reply.WhichOneof("reply")
+        if kind == "started":
+            self.started = reply.started
+        elif kind == "output":
+            self._take_output(reply.output)
+        elif kind == "completed":
+            self.completed = reply.completed
+            self.text += reply.completed.text
+
+    def _take_output(self, output: router_pb2.Output) -> None:
+        if output.tokens.ids and output.tokens.first_index != len(self.ids):
+            self.error = f"token index {output.tokens.first_index} came, {len(self.ids)} was due"
+        now_ms = (time.perf_counter() - self.sent_at_s) * 1e3
+        self.ids.extend(output.tokens.ids)
+        self.sources.extend([SOURCES.get(output.tokens.source, "unknown")] * len(output.tokens.ids))
+        self.arrived_ms.extend([now_ms] * len(output.tokens.ids))
+        self.text += output.text
+
+    def broken(self) -> str:
+        """How an ended stream broke its contract; empty if it did not."""
+        if self.started is None or self.completed is None:
+            return "the stream was cut: it ended without a Completed message"
+        usage = self.completed.usage
+        by_stage = (usage.prefill_tokens, usage.relay_tokens, usage.main_tokens)
+        seen = tuple(self.count(source) for source in SOURCES.values())
+        if usage.completion_tokens != len(self.ids) or by_stage != seen:
+            return f"usage says {usage.completion_tokens} tokens by stage {by_stage}, {len(self.ids)} {seen} came"
+        return ""
+
+
+def status_text(error: grpc.aio.AioRpcError) -> str:
+    """ "UNAVAILABLE: no main stage is usable"."""
+    return f"{error.code().name}: {error.details()}"
+
+
+async def ask(
+    router: router_pb2_grpc.RouterServiceAsyncStub,
+    request: router_pb2.GenerateRequest,
+    *,
+    timeout_s: float,
+    on_reply: Callable[[Answer, router_pb2.GenerateReply], None] = lambda answer, reply: None,
+) -> Answer:
+    """Sends one request and follows its stream to the end; `on_reply` sees each message after it was taken.
+
+    A failure is the answer's `error`, never an exception.
+    """
+    answer = Answer(sent_at_s=time.perf_counter())
+    try:
+        async for reply in router.Generate(request, timeout=timeout_s):
+            answer.take(reply)
+            on_reply(answer, reply)
+        answer.error = answer.error or answer.broken()
+    except grpc.aio.AioRpcError as error:
+        answer.error = status_text(error)
+    answer.e2el_ms = (time.perf_counter() - answer.sent_at_s) * 1e3
+    return answer
