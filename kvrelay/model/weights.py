@@ -1,0 +1,63 @@
+"""Opens a checkpoint and makes the model of it. Knows which form each kind has, nothing of how the model runs."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvrelay import checkpoint
+from kvrelay.checkpoint import Checkpoint
+from kvrelay.errors import ModelFileError
+from kvrelay.model import tiny
+from kvrelay.model.config import ModelConfig
+from kvrelay.model.source import WeightSource
+from kvrelay.model.transformer import Transformer
+from kvrelay.types import LayoutFingerprint
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, with what others must know of it."""
+
+    model: Transformer
+    config: ModelConfig
+    layout: LayoutFingerprint
+
+
+def load_model(model: str, *, device: str = "cpu", dtype: str = "", block_tokens: int = 16) -> LoadedModel:
+    """Loads "tiny", "smollm2", a Hugging Face directory or a .gguf file.
+
+    dtype: "float32", "float64", "bfloat16" or "float16"; empty: float64 for tiny, else float32 on the CPU and bfloat16
+    on cuda. Raises ModelFileError: missing, corrupt or truncated files, unsupported architecture, rope or dtype.
+    """
+    found = checkpoint.resolve(model)
+    dtype = dtype or default_dtype(found, device)
+    if dtype not in DTYPES:
+        raise ModelFileError(f"dtype: {dtype} is not one of {', '.join(DTYPES)}")
+    config, source, identity = _open(found)
+    built = Transformer(config, source, torch.device(device), DTYPES[dtype])
+    layout = LayoutFingerprint(
+        weights=identity,
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        block_tokens=block_tokens,
+        dtype=dtype,
+        rope=config.rope_text,
+    )
+    return LoadedModel(built, config, layout)
+
+
+def default_dtype(found: Checkpoint, device: str) -> str:
+    """What a model runs in if nobody says."""
+    if found.kind == "tiny":
+        return "float64"
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def _open(found: Checkpoint) -> tuple[ModelConfig, WeightSource, str]:
+    """Config, tensors, and a hex digest that is equal exactly if config and weights are."""
+    if found.kind == "tiny":
+        return tiny.open_tiny()
+    raise ModelFileError(f"{found.name}: {found.kind} is not supported yet")
