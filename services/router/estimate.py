@@ -1,0 +1,93 @@
+"""How long a prefill and a crossing will take, from load reports and priors. Pure; decides nothing."""
+
+from dataclasses import dataclass
+
+from kvrelay.types import LinkLoad
+from services.router.route import Limits, Question, StageView
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """KV from one prefill stage to one decode stage."""
+
+    tokens: int
+    """Prompt tokens that the receiver lacks."""
+    bytes: int
+    """Of whole blocks that must cross."""
+    ms: float
+    """From now until the last block is there, if the link began at once."""
+    ttft_ms: float
+    """From now until prefill samples index 0."""
+
+    @property
+    def stall_ms(self) -> float:
+        """KV's arrival minus the time of the first token; a decode stage beside it would wait this long."""
+        return max(0.0, self.ms - self.ttft_ms)
+
+
+def usable_hit(question: Question, stage: StageView, *, samples: bool) -> int:
+    """Cached tokens that the stage can use, in whole blocks; one that samples index 0 must compute something."""
+    block = stage.description.layout.block_tokens
+    most = (question.prompt_tokens - (1 if samples else 0)) // block * block
+    return min(question.hits.get(stage.instance_id, 0) // block * block, most)
+
+
+def load_tokens(stage: StageView, limits: Limits) -> int:
+    """How unattractive load makes a stage, in prompt tokens. Without a report a stage counts as half full."""
+    load = stage.load
+    if load is None:
+        busy = max(1, stage.description.max_running // 2)
+        return limits.load_penalty_tokens * (busy + stage.sent_requests)
+    return limits.load_penalty_tokens * (load.running + 4 * load.waiting + stage.sent_requests)
+
+
+def prefill_ms(question: Question, stage: StageView, limits: Limits) -> float:
+    """Until index 0 is sampled: what is queued, what was sent since, and what this prompt lacks."""
+    load = stage.load
+    rate = load.prefill_tokens_per_s if load is not None and load.prefill_tokens_per_s > 0 else 0.0
+    queued = (load.queued_tokens if load is not None else 0) + stage.sent_tokens
+    todo = queued + question.prompt_tokens - usable_hit(question, stage, samples=True)
+    return 1e3 * todo / (rate or limits.prefill_tokens_per_s)
+
+
+def itl_ms(stage: StageView, limits: Limits) -> float:
+    """The decode step of a stage."""
+    return stage.load.step_ms if stage.load is not None and stage.load.step_ms > 0 else limits.itl_ms
+
+
+def link(sender: StageView, receiver: StageView) -> LinkLoad | None:
+    """What the sender has measured of its link to the receiver."""
+    links = sender.load.links if sender.load is not None else ()
+    return next((one for one in links if one.peer == receiver.instance_id), None)
+
+
+def goodput(sender: StageView, receiver: StageView, limits: Limits) -> float:
+    """Bytes/s of the link: measured, or measured to another stage of that site, or the prior."""
+    near = sender.description.site == receiver.description.site
+    measured = link(sender, receiver)
+    if measured is not None and measured.goodput_bytes_per_s > 0:
+        return measured.goodput_bytes_per_s
+    return limits.lan_rate_bytes_per_s if near else limits.wan_rate_bytes_per_s
+
+
+def crossing(question: Question, sender: StageView, receiver: StageView, limits: Limits) -> Crossing:
+    """What must cross, and when it and the first token will be there.
+
+    Blocks cross while later ones are computed, so the link is busy for bytes / goodput from now on, and the last block
+    cannot leave before prefill has computed it.
+    """
+    layout = receiver.description.layout
+    hit = usable_hit(question, receiver, samples=False)
+    blocks = question.prompt_tokens // layout.block_tokens - hit // layout.block_tokens
+    near = sender.description.site == receiver.description.site
+    delay = limits.lan_delay_ms if near else limits.wan_delay_ms
+    rate = goodput(sender, receiver, limits)
+    measured = link(sender, receiver)
+    pending = measured.pending_bytes if measured is not None else 0
+    ttft = prefill_ms(question, sender, limits)
+    arrival = 0.0
+    if blocks:
+        line = 1e3 * (pending + blocks * layout.block_bytes) / rate
+        last = ttft + 1e3 * layout.block_bytes / rate
+        arrival = max(line, last) + 2 * delay  # Offer -> Missing, then the last frame
+    return Crossing(question.prompt_tokens - hit, blocks * layout.block_bytes, arrival, ttft)

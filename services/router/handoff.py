@@ -1,0 +1,403 @@
+"""The fence: whose tokens count, and what each leg must be told. Events in, actions out; no I/O, no clock, no stage.
+
+One leg speaks at a time. A leg may speak once it was resumed with every id accepted so far, so the fence needs no
+number of its own: it is `answer.count` at the moment of Resume.
+
+    index   0      1 ............ k-1   k ..............
+    sampled P      RLD                  MD              RLD tokens >= k are dropped and counted
+            Resume(RLD, 0, [t0])        Resume(MD, known, ids[known:k]) and Stop(RLD), at the same moment
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvrelay.errors import KvrelayError, NoStage, StageFailed
+from kvrelay.types import FinishReason, HandoffMode, Role, Source, TokenRun
+from services.router.actions import (
+    Action,
+    CloseLeg,
+    Count,
+    Fail,
+    Feed,
+    Mark,
+    Replan,
+    SendExtend,
+    SendResume,
+    SendStop,
+)
+from services.router.answer import Answer
+
+SOURCE_OF = {Role.RELAY: Source.RELAY, Role.MAIN: Source.MAIN}
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffRules:
+    """Thresholds of one request; see RouterSettings."""
+
+    mode: HandoffMode = HandoffMode.DYNAMIC
+    handoff_tokens: int = 8
+    catch_up_tokens: int = 64
+    handoff_rounds: int = 4
+    hold_first: bool = False
+    """Nothing is shown to the client before the decode stage has the KV (the baselines' way)."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """What the router knows of one decode leg."""
+
+    number: int
+    role: Role
+    ready: bool = False
+    known: int = 0
+    """Output ids it was sent or has sampled: the next first_index it accepts."""
+    extending: bool = False
+    resumed: bool = False
+    emitted: int = 0
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class HandoffReport:
+    """How ids passed from relay to main."""
+
+    mode: HandoffMode | None = None
+    rounds: int = 0
+    ids: int = 0
+    relay_dropped: int = 0
+
+
+@dataclass(slots=True)
+class Handoff:
+    """One request's legs after they were opened. Every method takes one event and returns what must be done."""
+
+    answer: Answer
+    rules: HandoffRules
+    relay_busy: Callable[[], bool] = lambda: False
+    """Has the relay a queue or few free slots, in a fresh report? Read at each decision."""
+    relay: Leg | None = None
+    main: Leg | None = None
+    speaker: int | None = None
+    shown: bool = False
+    """May accepted tokens go to the client?"""
+    report: HandoffReport = field(default_factory=HandoffReport)
+    _fenced: set[int] = field(default_factory=set)
+    """Relay legs behind the fence: they were told to stop, and nothing they say counts."""
+    _unfed: set[Role] = field(default_factory=set)
+    _ended: bool = False
+    _out: list[Action] = field(default_factory=list)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def open(self, legs: Sequence[tuple[int, Role]], *, local_prefill: bool = False) -> list[Action]:
+        """The legs of the route were opened. With local_prefill main decode samples index 0 itself."""
+        for number, role in legs:
+            self._attach(Leg(number, role))
+        self.shown = not self.rules.hold_first
+        if local_prefill and self.main is not None:
+            self._resume(self.main)
+        return self._done()
+
+    def fed(self, role: Role, number: int) -> list[Action]:
+        """A Feed was carried out: this leg takes the role."""
+        leg = Leg(number, role)
+        self._unfed.discard(role)
+        self._attach(leg)
+        if self.answer.count and self.speaker is None:
+            self._resume(leg)
+        return self._done()
+
+    def unfed(self, role: Role, error: KvrelayError) -> list[Action]:
+        """A Feed found no stage: go on with what is left, or fail."""
+        self._unfed.add(role)
+        self._out.append(Count(f"{role}_unavailable"))
+        other = self.main if role is Role.RELAY else self.relay
+        if other is None:
+            self._feed_other(role, error)
+        elif self.answer.count and self.speaker is None:
+            self._resume(other)
+        elif other.paused:
+            self._out.append(Fail(error))
+        return self._done()
+
+    def stage_joined(self) -> list[Action]:
+        """The fleet has changed: a leg that could not be fed may be fed now."""
+        if Role.MAIN in self._unfed and self.main is None and self.relay is not None and not self.answer.finished:
+            self._unfed.discard(Role.MAIN)
+            self._out.append(Feed(Role.MAIN, "main_joined"))
+        return self._done()
+
+    # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def first_token(self, run: TokenRun) -> list[Action]:
+        """P has sampled index 0."""
+        if self.answer.count:
+            self._out.append(Count("prefill_violation"))
+            return self._done()
+        try:
+            self.answer.take(run, Source.PREFILL)
+        except StageFailed as error:
+            self._out.append(Replan(error))
+            return self._done()
+        self._out.append(Mark("first_token"))
+        if self.answer.finished:
+            self._end()
+        else:
+            self._choose_speaker()
+        return self._done()
+
+    def prefill_finished(self, reason: FinishReason, completion_tokens: int) -> list[Action]:
+        """P says that the answer ended with index 0."""
+        if self.answer.finished or self.answer.count != 1 or self.answer.by_source[Source.PREFILL] != 1:
+            return self._done()
+        try:
+            self.answer.end(reason, completion_tokens)
+        except StageFailed as error:
+            self._out.append(Fail(error))
+            return self._done()
+        self._end()
+        return self._done()
+
+    def kv_lost(self, number: int, error: KvrelayError) -> list[Action]:
+        """The push to this leg ended without commit, though the leg lives."""
+        leg = self._leg(number)
+        if leg is not None and not leg.ready:
+            self._lose(leg, error, "push_failed", replan=False)
+        return self._done()
+
+    def prefill_lost(self, fed: Sequence[int], error: KvrelayError) -> list[Action]:
+        """The prefill stream that fed these legs broke."""
+        if self.answer.count == 0:
+            self._out.append(Replan(error))
+            return self._done()
+        for leg in [leg for leg in (self.relay, self.main) if leg and leg.number in fed and not leg.ready]:
+            self._lose(leg, error, "prefill_lost")
+        return self._done()
+
+    # --- decode legs -------------------------------------------------------------------------------------------------
+
+    def ready(self, number: int) -> list[Action]:
+        """KV of the prompt is complete at the leg."""
+        leg = self._leg(number)
+        if leg is None or self.answer.finished:
+            return self._done()
+        leg.ready = True
+        self._out.append(Mark(f"{leg.role}_ready"))
+        self.shown = self.shown or leg.resumed
+        if leg is self.main and self.answer.count and not leg.resumed:
+            self._relay_to(leg)
+        return self._done()
+
+    def extended(self, number: int, next_index: int) -> list[Action]:
+        """Main decode has caught up with an Extend."""
+        leg = self._leg(number)
+        if leg is None or self.answer.finished or leg.resumed:
+            return self._done()
+        if next_index != leg.known or not leg.extending:
+            self._lose(leg, StageFailed(f"{leg.role} decode extended to {next_index}, not {leg.known}"), "violation")
+            return self._done()
+        leg.extending = False
+        self._relay_to(leg)
+        return self._done()
+
+    def tokens(self, number: int, run: TokenRun) -> list[Action]:
+        """A leg has sampled; counts only if it is the speaker."""
+        leg = self._leg(number)
+        taken = 0
+        relay = number in self._fenced or (leg is not None and leg.role is Role.RELAY)
+        if leg is not None and number == self.speaker and not self.answer.finished:
+            try:
+                taken = self.answer.take(run, SOURCE_OF[leg.role])
+            except StageFailed as error:
+                self._lose(leg, error, "violation")
+                return self._done()
+            leg.known = self.answer.count
+            leg.emitted += taken
+            if self.answer.finished:
+                self._end()
+        if relay:
+            self.report.relay_dropped += len(run.ids) - taken
+        return self._done()
+
+    def paused(self, number: int) -> list[Action]:
+        """The relay's budget is used up: it waits for main decode."""
+        leg = self._leg(number)
+        if leg is None or number != self.speaker or self.answer.finished:
+            return self._done()
+        leg.paused = True
+        self._out.extend((Count("relay_paused"), Mark("relay_paused")))
+        if self.main is None:
+            self._out.append(Feed(Role.MAIN, "relay_paused"))
+        return self._done()
+
+    def stopped(self, number: int) -> list[Action]:
+        """The leg has obeyed Stop; its stream ends. Only legs behind the fence are told to."""
+        leg = self._leg(number)
+        if leg is not None:
+            self._lose(leg, StageFailed(f"{leg.role} decode stopped unasked"), "violation")
+        return self._done()
+
+    def finished(self, number: int, reason: FinishReason, completion_tokens: int) -> list[Action]:
+        """The leg says that the answer is complete; also a valid answer to Stop, and then of no meaning."""
+        leg = self._leg(number)
+        if leg is None:
+            return self._done()
+        try:
+            if number != self.speaker:
+                raise StageFailed(f"{leg.role} decode finished unasked")
+            self.answer.end(reason, completion_tokens)
+        except StageFailed as error:
+            self._lose(leg, error, "violation")
+            return self._done()
+        if not self._ended:
+            self._end()
+        self._forget(leg)
+        return self._done()
+
+    def drained(self, number: int) -> list[Action]:
+        """Main decode has prompt and answer in its cache."""
+        leg = self._leg(number)
+        if leg is not None and not self.answer.finished:
+            self._lose(leg, StageFailed(f"{leg.role} decode drained unasked"), "violation")
+        elif leg is not None:
+            self._out.append(Mark("drained"))
+            self._forget(leg)
+        return self._done()
+
+    def leg_lost(self, number: int, error: KvrelayError) -> list[Action]:
+        """The leg's stream broke, or ended without a terminal event."""
+        leg = self._leg(number)
+        if leg is not None:
+            self._lose(leg, error, "lost")
+        return self._done()
+
+    def relay_late(self, number: int) -> list[Action]:
+        """relay_ready_s have passed since the relay was resumed."""
+        leg = self._leg(number)
+        if leg is not None and not leg.ready and not leg.emitted and number == self.speaker:
+            self._lose(leg, StageFailed("relay decode had no KV in time"), "late")
+        return self._done()
+
+    def vacant(self, role: Role) -> bool:
+        """Whether a Feed for this role is still wanted."""
+        return not self.answer.finished and (self.relay if role is Role.RELAY else self.main) is None
+
+    @property
+    def over(self) -> bool:
+        """No leg is left that has anything to do."""
+        return self.relay is None and self.main is None
+
+    @property
+    def draining(self) -> bool:
+        """The answer is complete and main decode is still taking it in."""
+        return self.answer.finished and self.main is not None and self.main.number != self.speaker
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def _choose_speaker(self) -> None:
+        if self.main is not None and (self.main.ready or self.relay is None):
+            self._relay_to(self.main)
+        elif self.relay is not None:
+            self._resume(self.relay)
+        else:
+            self._out.append(Feed(Role.MAIN, "no_leg"))
+
+    def _relay_to(self, main: Leg) -> None:
+        """Main decode can take over now, or catch up first."""
+        relay = self.relay if self.relay is not None and self.relay.emitted else None
+        outstanding = self.answer.count - main.known
+        if relay is not None and self._catch_up_first(outstanding):
+            self.report.mode = HandoffMode.CATCH_UP
+            self.report.rounds += 1
+            main.extending = True
+            self._out.extend((SendExtend(main.number, main.known, self._ids_from(main)), Mark("extend")))
+            main.known = self.answer.count
+            return
+        if relay is not None:
+            self.report.mode = self.report.mode or HandoffMode.ONE_SHOT
+            self.report.ids = outstanding
+            self._out.extend((Mark("handoff"), SendStop(relay.number)))
+            self._fenced.add(relay.number)
+        elif self.relay is not None:
+            self._out.extend((Count("relay_skipped"), CloseLeg(self.relay.number)))
+        self.relay = None
+        self._resume(main)
+
+    def _catch_up_first(self, outstanding: int) -> bool:
+        rules = self.rules
+        if outstanding <= rules.handoff_tokens or self.report.rounds >= rules.handoff_rounds:
+            return False
+        if rules.mode is not HandoffMode.DYNAMIC:
+            return rules.mode is HandoffMode.CATCH_UP
+        started = self.report.rounds > 0
+        return (started or outstanding > rules.catch_up_tokens) and not self.relay_busy()
+
+    def _resume(self, leg: Leg) -> None:
+        self._out.append(SendResume(leg.number, leg.known, self._ids_from(leg)))
+        leg.known, leg.resumed, leg.extending = self.answer.count, True, False
+        self.speaker = leg.number
+        self.shown = self.shown or leg.ready
+
+    def _end(self) -> None:
+        """The answer is complete. Whoever spoke ends by itself, unless only the router knows (a stop string)."""
+        self.shown = self._ended = True
+        self._out.append(Mark("answer_complete"))
+        for leg in (self.relay, self.main):
+            if leg is None:
+                continue
+            if leg is self.main and not leg.resumed:
+                self._out.append(SendExtend(leg.number, leg.known, self._ids_from(leg), final=True))
+                leg.known = self.answer.count
+            elif leg.number != self.speaker or self.answer.reason is FinishReason.STOP_STRING:
+                self._out.append(CloseLeg(leg.number))
+                self._forget(leg)
+
+    def _lose(self, leg: Leg, error: KvrelayError, why: str, *, replan: bool = True) -> None:
+        self._forget(leg)
+        self._out.append(CloseLeg(leg.number))
+        if self.answer.finished:
+            if leg.role is Role.MAIN and not leg.resumed:
+                self._out.append(Count("drain_lost"))
+            return
+        self._out.append(Count(f"{leg.role}_{why}"))
+        if self.answer.count == 0 and replan:
+            self._out.append(Replan(error))
+        elif leg.role is Role.RELAY and self.main is not None and self.main.ready:
+            self._relay_to(self.main)
+        else:
+            whole = leg.role is Role.RELAY and self.main is None
+            self._out.append(Feed(leg.role, f"{leg.role}_{why}", whole_answer=whole))
+
+    def _feed_other(self, role: Role, error: KvrelayError) -> None:
+        """No stage for this role, and no leg of the other one: try a leg of the other one, once."""
+        other = Role.MAIN if role is Role.RELAY else Role.RELAY
+        if other in self._unfed:
+            self._out.append(Fail(error if isinstance(error, NoStage) else NoStage(str(error))))
+        else:
+            self._out.append(Feed(other, f"{role}_unavailable", whole_answer=other is Role.RELAY))
+
+    # --- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _attach(self, leg: Leg) -> None:
+        if leg.role is Role.RELAY:
+            self.relay = leg
+        else:
+            self.main = leg
+
+    def _leg(self, number: int) -> Leg | None:
+        return next((leg for leg in (self.relay, self.main) if leg is not None and leg.number == number), None)
+
+    def _forget(self, leg: Leg) -> None:
+        if self.relay is leg:
+            self.relay = None
+        if self.main is leg:
+            self.main = None
+        if self.speaker == leg.number and not self.answer.finished:
+            self.speaker = None
+
+    def _ids_from(self, leg: Leg) -> tuple[int, ...]:
+        return tuple(self.answer.ids[leg.known :])
+
+    def _done(self) -> list[Action]:
+        actions, self._out = self._out, []
+        return actions
