@@ -29,4 +29,4 @@ def _pack(weight: Tensor) -> Tensor | None:
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not available:
         return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn())  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]

@@ -9,6 +9,8 @@ from kvrelay.checkpoint import Checkpoint
 from kvrelay.errors import ModelFileError
 from kvrelay.model import tiny
 from kvrelay.model.config import ModelConfig
+from kvrelay.model.gguf import open_gguf_model
+from kvrelay.model.huggingface import open_huggingface_model
 from kvrelay.model.source import WeightSource
 from kvrelay.model.transformer import Transformer
 from kvrelay.types import LayoutFingerprint
@@ -60,4 +62,6 @@ def _open(found: Checkpoint) -> tuple[ModelConfig, WeightSource, str]:
     """Config, tensors, and a hex digest that is equal exactly if config and weights are."""
     if found.kind == "tiny":
         return tiny.open_tiny()
-    raise ModelFileError(f"{found.name}: {found.kind} is not supported yet")
+    if found.kind == "gguf":
+        return open_gguf_model(found.directory)
+    return open_huggingface_model(found.directory)
