@@ -1,4 +1,4 @@
-"""What sender and receiver say to each other, and the interface of whatever carries it. Knows no gRPC and no sockets."""
+"""What sender and receiver say to each other, and the interface of what carries it. Knows no gRPC, no sockets."""
 
 import enum
 from dataclasses import dataclass, field

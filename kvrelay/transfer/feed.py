@@ -1,4 +1,4 @@
-"""How far a prompt's KV blocks have been computed: the producer publishes, any number of pushes follow. Moves no bytes."""
+"""How far a prompt's KV blocks have been computed: one producer publishes, many pushes follow. Moves no bytes."""
 
 from collections.abc import Callable, Sequence
 

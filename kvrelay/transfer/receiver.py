@@ -1,4 +1,4 @@
-"""The receiving end: transfers that decode legs expect, offers that wait for them, the fence. Knows no carrier, no engine."""
+"""The receiving end: transfers that legs expect, offers that wait for them, the fence. Knows no carrier, no engine."""
 
 import asyncio
 from collections import OrderedDict
@@ -116,7 +116,7 @@ class KvReceiver:
         return incoming
 
     def end(self, transfer_id: str) -> None:
-        """Ends a transfer at any stage of its life, announced or not; nothing is written after it returns. Idempotent."""
+        """Ends a transfer, announced, expected or unheard of: nothing is written after it returns. Idempotent."""
         if transfer_id in self._ended:
             return
         self._announced.discard(transfer_id)
@@ -139,6 +139,8 @@ class KvReceiver:
         difference = self.layout.difference(offer.layout)
         if difference is not None:
             raise LayoutMismatch(f"KV layout differs at the receiver: {difference}")
+        if offer.block_bytes != self.layout.block_bytes:
+            raise LayoutMismatch(f"block_bytes: {self.layout.block_bytes} here, {offer.block_bytes} there")
         lane = ReceivingLane(self, offer)
         self._lanes.add(lane)
         return lane

@@ -1,32 +1,23 @@
-"""The sending end: one link a peer, one push a transfer. Knows no engine and no carrier but its default."""
+"""The sending end: one link a peer, one push a transfer. Knows no engine; of carriers only the default one's name."""
 
+import asyncio
+import time
 from typing import Self
 
-from kvrelay.transfer.carrier import CarrierFactory, KvBytes
+from kvrelay.transfer.carrier import CarrierFactory, KvBytes, Offer
 from kvrelay.transfer.feed import BlockFeed
-from kvrelay.transfer.push import PushProgress, PushResult
+from kvrelay.transfer.frames import MAX_PAYLOAD_BYTES
+from kvrelay.transfer.grpc_carrier import GrpcCarrier
+from kvrelay.transfer.link import Link
+from kvrelay.transfer.outgoing import OutgoingTransfer
+from kvrelay.transfer.push import PushOutcome
 from kvrelay.transfer.stats import SenderStats
 from kvrelay.types import KvTarget, LayoutFingerprint, LinkLoad
 
-
-class OutgoingTransfer:
-    """One push under way."""
-
-    async def done(self) -> PushResult:
-        """Waits for the end and says what became of it; raises nothing. May be awaited any number of times."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """Ends the push soon; `done` still tells (as ENDED). The pool is not read once `done` has returned."""
-        raise NotImplementedError
-
-    def progress(self) -> PushProgress | None:
-        """How far the push is; None before the receiver has said what it misses."""
-        raise NotImplementedError
-
-    async def progressed(self, seen: PushProgress | None) -> PushProgress | None:
-        """Waits until `progress()` differs from `seen` and returns it; None once the push has ended."""
-        raise NotImplementedError
+FRAME_BYTES = 256 * 1024
+"""Payload of a frame: large enough to be cheap, small enough for a window of two on a thin link."""
+LINK_IDLE_S = 900.0
+"""A link without a push for so long is closed when another is opened: peers come and go."""
 
 
 class KvSender:
@@ -42,25 +33,101 @@ class KvSender:
         *,
         connections: int = 4,
         resume_wait_s: float = 30.0,
-        carrier: CarrierFactory | None = None,
+        frame_bytes: int = FRAME_BYTES,
+        carrier: CarrierFactory = GrpcCarrier,
     ) -> None:
+        if not 0 < frame_bytes <= MAX_PAYLOAD_BYTES:
+            raise ValueError(f"frame_bytes: must be 1-{MAX_PAYLOAD_BYTES}, got {frame_bytes}")
         self.stats = SenderStats()
-        raise NotImplementedError
+        self._pool = pool
+        self._layout = layout
+        self._connections = connections
+        self._resume_wait_s = resume_wait_s
+        self._frame_bytes = frame_bytes
+        self._carrier = carrier
+        self._links: dict[tuple[str, str], Link] = {}
+        self._pushes: dict[asyncio.Task[None], OutgoingTransfer] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        raise NotImplementedError
+        for transfer in self._pushes.values():
+            transfer.cancel()
+        await asyncio.gather(*self._pushes, *self._closing)
+        for link in self._links.values():
+            await link.carrier.close()
+        self._links.clear()
 
     def push(self, target: KvTarget, request_id: str, feed: BlockFeed) -> OutgoingTransfer:
-        """Starts to push the feed's blocks to `target`, as they are published. Raises nothing: `done` tells."""
-        raise NotImplementedError
+        """Starts to push the feed's blocks to `target` as they are published; `done` of the result tells the end.
+
+        ValueError: the target's address is not host:port.
+        """
+        offer = Offer(
+            transfer_id=target.transfer_id,
+            request_id=request_id,
+            layout=self._layout,
+            blocks=len(feed.block_ids),
+            block_bytes=self._layout.block_bytes,
+            epoch=target.epoch,
+            lane=0,
+        )
+        transfer = OutgoingTransfer(
+            self._link(target),
+            self._pool,
+            feed,
+            offer,
+            connections=self._connections,
+            resume_wait_s=self._resume_wait_s,
+            stats=self.stats,
+        )
+        task = asyncio.get_running_loop().create_task(self._run(transfer))
+        self._pushes[task] = transfer
+        task.add_done_callback(self._pushes.pop)
+        return transfer
 
     def links(self) -> list[LinkLoad]:
         """Every peer with its measured goodput and the bytes still to be acknowledged."""
-        raise NotImplementedError
+        return [LinkLoad(link.peer, link.window.rate, link.pending_bytes) for link in self._links.values()]
 
     def leftovers(self) -> dict[str, int]:
         """What is still held, by kind; all zero when idle."""
-        raise NotImplementedError
+        return {
+            "outgoing_transfers": len(self._pushes),
+            "pending_push_bytes": sum(link.pending_bytes for link in self._links.values()),
+            "bytes_in_flight": sum(link.window.in_flight for link in self._links.values()),
+        }
+
+    async def _run(self, transfer: OutgoingTransfer) -> None:
+        await transfer.run()
+        result = await transfer.done()
+        stats = self.stats
+        stats.blocks_sent += result.blocks_sent
+        stats.blocks_cached += result.blocks_cached
+        stats.bytes_saved += result.blocks_cached * self._layout.block_bytes
+        match result.outcome:
+            case PushOutcome.COMMITTED:
+                stats.committed += 1
+            case PushOutcome.ENDED:
+                stats.ended += 1
+            case PushOutcome.FAILED:
+                stats.failed += 1
+
+    def _link(self, target: KvTarget) -> Link:
+        key = (target.instance_id, target.address)
+        if key not in self._links:
+            self._close_idle_links()
+            carrier = self._carrier(target, self._connections)
+            self._links[key] = Link(target.instance_id, carrier, self._connections, self._frame_bytes)
+        return self._links[key]
+
+    def _close_idle_links(self) -> None:
+        now = time.monotonic()
+        for key, link in list(self._links.items()):
+            if not link.pushes and now - link.idle_since > LINK_IDLE_S:
+                del self._links[key]
+                task = asyncio.get_running_loop().create_task(link.carrier.close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)

@@ -1,9 +1,12 @@
 """Push messages to and from protobuf. Knows no transfer."""
 
-from kvrelay.errors import ProtocolViolation
 from kvrelay.proto.v1 import common_pb2, kv_pb2
+from kvrelay.rpc.convert import layout_from_proto, layout_to_proto
 from kvrelay.transfer.carrier import Ack, Committed, Ended, EndReason, Frame, Missing, Offer, Reply
 from kvrelay.types import BlockRange
+
+GRPC_PREFIX_BYTES = 5
+"""Before each message in its stream: compressed flag and length."""
 
 _REASONS = {
     EndReason.RELEASED: kv_pb2.Ended.REASON_RELEASED,
@@ -11,3 +14,79 @@ _REASONS = {
     EndReason.EPOCH: kv_pb2.Ended.REASON_EPOCH,
 }
 _FROM_REASON = {value: reason for reason, value in _REASONS.items()}
+
+
+def write_offer(offer: Offer) -> kv_pb2.PushRequest:
+    """An Offer as the first message of a stream."""
+    return kv_pb2.PushRequest(
+        offer=kv_pb2.Offer(
+            transfer_id=offer.transfer_id,
+            request_id=offer.request_id,
+            layout=layout_to_proto(offer.layout),
+            blocks=offer.blocks,
+            block_bytes=offer.block_bytes,
+            epoch=offer.epoch,
+            lane=offer.lane,
+        )
+    )
+
+
+def read_offer(message: kv_pb2.Offer) -> Offer:
+    """The inverse of `write_offer`."""
+    return Offer(
+        transfer_id=message.transfer_id,
+        request_id=message.request_id,
+        layout=layout_from_proto(message.layout),
+        blocks=message.blocks,
+        block_bytes=message.block_bytes,
+        epoch=message.epoch,
+        lane=message.lane,
+    )
+
+
+def write_frame(frame: Frame) -> kv_pb2.PushRequest:
+    """A Frame as a message of a stream."""
+    return kv_pb2.PushRequest(
+        frame=kv_pb2.Frame(
+            transfer_id=frame.transfer_id,
+            block=frame.block,
+            offset=frame.offset,
+            crc32c=frame.crc32c,
+            payload=frame.payload,
+        )
+    )
+
+
+def read_frame(message: kv_pb2.Frame) -> Frame:
+    """The inverse of `write_frame`."""
+    return Frame(message.transfer_id, message.block, message.offset, message.crc32c, message.payload)
+
+
+def write_reply(reply: Reply) -> kv_pb2.PushReply:
+    """Any reply of the receiver."""
+    match reply:
+        case Missing(ranges, size):
+            pairs = [common_pb2.BlockRange(first=r.first, end=r.end) for r in ranges]
+            return kv_pb2.PushReply(missing=kv_pb2.Missing(ranges=pairs, bytes=size))
+        case Ack(payload_bytes):
+            return kv_pb2.PushReply(ack=kv_pb2.Ack(payload_bytes=payload_bytes))
+        case Committed(blocks, received):
+            return kv_pb2.PushReply(committed=kv_pb2.Committed(blocks=blocks, blocks_received=received))
+        case Ended(reason):
+            return kv_pb2.PushReply(ended=kv_pb2.Ended(reason=_REASONS[reason]))
+
+
+def read_reply(message: kv_pb2.PushReply) -> Reply:
+    """The inverse of `write_reply`. ValueError for a message that says nothing known."""
+    match message.WhichOneof("message"):
+        case "missing":
+            ranges = tuple(BlockRange(r.first, r.end) for r in message.missing.ranges)
+            return Missing(ranges, message.missing.bytes)
+        case "ack":
+            return Ack(message.ack.payload_bytes)
+        case "committed":
+            return Committed(message.committed.blocks, message.committed.blocks_received)
+        case "ended":
+            return Ended(_FROM_REASON.get(message.ended.reason, EndReason.RELEASED))
+        case other:
+            raise ValueError(f"push reply of unknown kind {other!r}")

@@ -1,0 +1,99 @@
+"""The carrier that always works: a lane is a Push stream, a connection is a channel. Knows no scheduling, no pool."""
+
+import asyncio
+
+import grpc
+
+from kvrelay.errors import InvalidRequest, LayoutMismatch, ProtocolViolation, Unsupported
+from kvrelay.proto.v1 import kv_pb2, kv_pb2_grpc
+from kvrelay.rpc.channels import Purpose, open_channel
+from kvrelay.rpc.status import from_rpc_error
+from kvrelay.transfer import wire
+from kvrelay.transfer.carrier import Frame, Lane, LaneLost, LaneRefused, Offer, Reply
+from kvrelay.types import KvTarget
+
+_FINAL = (LayoutMismatch, ProtocolViolation, InvalidRequest, Unsupported)
+"""Answers that trying again would not change."""
+
+
+class GrpcLane:
+    """A Push stream."""
+
+    def __init__(self, stub: kv_pb2_grpc.KvTransferServiceAsyncStub, offer: Offer, peer: str) -> None:
+        self._call = stub.Push()
+        self._offer: Offer | None = offer
+        self._peer = peer
+
+    async def send(self, frame: Frame) -> int:
+        """Part of Lane."""
+        message = wire.write_frame(frame)
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise LaneLost(f"{self._peer}: {error}") from error
+        except asyncio.CancelledError:
+            if _cancelled_here():
+                raise
+            raise LaneLost(f"{self._peer}: cancelled by the receiver") from None
+        return message.ByteSize() + wire.GRPC_PREFIX_BYTES
+
+    async def receive(self) -> Reply:
+        """Part of Lane; the first call sends the offer."""
+        try:
+            if self._offer is not None:
+                offer, self._offer = self._offer, None
+                await self._call.write(wire.write_offer(offer))
+            message = await self._call.read()
+        except asyncio.InvalidStateError as error:
+            raise await self._loss() from error
+        except grpc.aio.AioRpcError as error:
+            raise _reading(error, self._peer) from error
+        except asyncio.CancelledError:
+            if _cancelled_here():
+                raise
+            raise LaneLost(f"{self._peer}: cancelled by the receiver") from None
+        if not isinstance(message, kv_pb2.PushReply):
+            raise await self._loss()
+        return wire.read_reply(message)
+
+    def close(self) -> None:
+        """Part of Lane."""
+        self._call.cancel()
+
+    async def _loss(self) -> LaneLost | LaneRefused:
+        """Why the stream is over, once it is."""
+        code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            return LaneLost(f"{self._peer}: the lane ended without an answer")
+        metadata = grpc.aio.Metadata()
+        trailing = await self._call.trailing_metadata()
+        return _reading(grpc.aio.AioRpcError(code, metadata, trailing or metadata, details), self._peer)
+
+
+class GrpcCarrier:
+    """`connections` channels to one peer, dialled on first use, never shared with control."""
+
+    def __init__(self, target: KvTarget, connections: int) -> None:
+        self._peer = f"{target.instance_id} at {target.address}"
+        self._channels = [open_channel(target.address, Purpose.KV) for _ in range(connections)]
+        self._stubs = [kv_pb2_grpc.KvTransferServiceStub(channel) for channel in self._channels]
+
+    def open(self, connection: int, offer: Offer) -> Lane:
+        """Part of Carrier."""
+        return GrpcLane(self._stubs[connection], offer, self._peer)
+
+    async def close(self) -> None:
+        """Part of Carrier."""
+        for channel in self._channels:
+            await channel.close()
+
+
+def _cancelled_here() -> bool:
+    """Whether it is this task that is being cancelled: a status CANCELLED from afar looks the same to grpc.aio."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _reading(error: grpc.aio.AioRpcError, peer: str) -> LaneLost | LaneRefused:
+    known = from_rpc_error(error, peer)
+    return LaneRefused(str(known)) if isinstance(known, _FINAL) else LaneLost(str(known))

@@ -1,0 +1,138 @@
+"""One peer's link: which push may send its next frame, when, and on which lane. Moves no bytes itself."""
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvrelay.transfer.carrier import Carrier
+from kvrelay.transfer.feed import BlockFeed
+from kvrelay.transfer.frames import Span
+from kvrelay.transfer.outbox import Outbox
+from kvrelay.transfer.window import Flight, Window
+
+AGING_EVERY = 8
+"""Of so many frames one goes to the push that has been here longest, however much it has left: none starves."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A push as its link sees it."""
+
+    outbox: Outbox
+    feed: BlockFeed
+    idle: deque["Slot"] = field(default_factory=deque)
+    """Its lanes that wait for a frame."""
+
+    @property
+    def ready(self) -> bool:
+        """It has a lane that waits and a frame for it."""
+        return bool(self.idle) and self.outbox.has_next(self.feed.published)
+
+
+class Link:
+    """Shared by all pushes to one peer: the window, and whose turn it is (fewest remaining bytes first, with aging)."""
+
+    def __init__(self, peer: str, carrier: Carrier, connections: int, frame_bytes: int) -> None:
+        self.peer = peer
+        self.carrier = carrier
+        self.window = Window(frame_bytes)
+        self.idle_since = time.monotonic()
+        self._entries: list[Entry] = []
+        """Oldest first."""
+        self._lanes_on = [0] * connections
+        self._granted = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Asked for by the peer and not yet acknowledged."""
+        return sum(entry.outbox.remaining_bytes for entry in self._entries)
+
+    @property
+    def pushes(self) -> int:
+        """Under way."""
+        return len(self._entries)
+
+    def join(self, entry: Entry) -> None:
+        """A push starts."""
+        self._entries.append(entry)
+
+    def leave(self, entry: Entry) -> None:
+        """A push has ended; its slots are closed."""
+        self._entries.remove(entry)
+        self.idle_since = time.monotonic()
+        self.pump()
+
+    def claim_connection(self) -> int:
+        """The connection with the fewest lanes, counted as one more until `yield_connection`."""
+        connection = self._lanes_on.index(min(self._lanes_on))
+        self._lanes_on[connection] += 1
+        return connection
+
+    def yield_connection(self, connection: int) -> None:
+        """The claimed lane has ended."""
+        self._lanes_on[connection] -= 1
+
+    def pump(self) -> None:
+        """Grants frames while the window has room. Called after whatever may have made one possible."""
+        now = time.monotonic()
+        while ready := [entry for entry in self._entries if entry.ready]:
+            entry = self._choose(ready)
+            if not self.window.admits(entry.outbox.next_length, now):
+                return
+            entry.idle.popleft().grant(now)
+            self._granted += 1
+        self.window.starved()
+
+    def _choose(self, ready: list[Entry]) -> Entry:
+        if self._granted % AGING_EVERY == AGING_EVERY - 1:
+            return ready[0]
+        return min(ready, key=lambda entry: entry.outbox.remaining_bytes)
+
+
+class Slot:
+    """One open lane of one push."""
+
+    def __init__(self, link: Link, entry: Entry, lane: int) -> None:
+        self._link = link
+        self._entry = entry
+        self._lane = lane
+        self._flights: deque[Flight] = deque()
+        self._waiter: asyncio.Future[Span] | None = None
+
+    async def next(self) -> Span:
+        """Waits for the lane's turn; the span is under way from now on."""
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        self._entry.idle.append(self)
+        self._link.pump()
+        try:
+            span: Span = await waiter
+            return span
+        finally:
+            self._waiter = None
+
+    def grant(self, now: float) -> None:
+        """It is this lane's turn. For the link, which has taken it off the idle ones."""
+        span = self._entry.outbox.take(self._lane, self._entry.feed.published)
+        self._flights.append(self._link.window.sent(span.length, now))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(span)
+
+    def acked(self, payload_bytes: int) -> bool:
+        """The receiver has taken so many bytes on this lane in all; whether that is news."""
+        covered = self._entry.outbox.acked(self._lane, payload_bytes)
+        now = time.monotonic()
+        for _ in range(covered):
+            self._link.window.acked(self._flights.popleft(), now)
+        if covered:
+            self._link.pump()
+        return covered > 0
+
+    def close(self) -> None:
+        """The lane is over; what was under way on it counts as lost."""
+        if self in self._entry.idle:
+            self._entry.idle.remove(self)
+        while self._flights:
+            self._link.window.lost(self._flights.popleft())
+        self._entry.outbox.lose(self._lane)
+        self._link.pump()

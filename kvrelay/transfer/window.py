@@ -1,0 +1,104 @@
+"""How many bytes may be under way to one peer, from what its acknowledgements say. Pure: the caller tells the time."""
+
+from dataclasses import dataclass
+
+MIN_WINDOW_BYTES = 512 * 1024
+MAX_WINDOW_BYTES = 16 * 1024 * 1024
+PROBE_AFTER_S = 10.0
+"""A round trip older than this is measured again, with nothing else under way."""
+_FORGET_S = 1.0
+"""Seconds' worth of bytes after which a slower rate has mostly replaced a faster one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What was known when a frame left: its acknowledgement turns it into one sample of rate and round trip."""
+
+    size: int
+    sent_at: float
+    delivered: int
+    """Bytes acknowledged by then."""
+    delivered_at: float
+    """When the last of them was, or when the link began to be busy."""
+    alone: bool
+    """Nothing else was under way."""
+    starved: bool
+    """There was less to send than the window allowed: the sample may say too little of the link."""
+
+
+class Window:
+    """clamp(2 x rate x least round trip + 2 frames, 512 KiB, 16 MiB), shared by all pushes to a peer.
+
+    Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
+    over that time; samples from a link that had too little to send count only if they are higher.
+    """
+
+    def __init__(self, frame_bytes: int) -> None:
+        self.frame_bytes = frame_bytes
+        self.in_flight = 0
+        """Bytes sent and neither acknowledged nor lost."""
+        self.rate = 0.0
+        """Bytes a second; 0 = not measured."""
+        self.round_trip_s: float | None = None
+        self._measured_at = 0.0
+        self._delivered = 0
+        self._delivered_at = 0.0
+        self._starved_until = -1
+        """Frames that leave before more than this was delivered come from a link that had too little to send."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that may be under way."""
+        if self.round_trip_s is None:
+            return MIN_WINDOW_BYTES
+        wanted = 2 * self.rate * self.round_trip_s + 2 * self.frame_bytes
+        return int(min(max(wanted, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
+
+    def admits(self, size: int, now: float) -> bool:
+        """A frame of `size` bytes may leave now."""
+        if self.in_flight == 0:
+            return True
+        if self.round_trip_s is not None and now - self._measured_at > PROBE_AFTER_S:
+            return False
+        return self.in_flight + size <= self.size
+
+    def starved(self) -> None:
+        """There is nothing to send though the window has room."""
+        if self.in_flight < self.size:
+            self._starved_until = self._delivered + self.in_flight
+
+    def sent(self, size: int, now: float) -> Flight:
+        """A frame leaves."""
+        alone = self.in_flight == 0
+        if alone:
+            self._delivered_at = now
+        starved = self._delivered <= self._starved_until
+        flight = Flight(size, now, self._delivered, self._delivered_at, alone, starved)
+        self.in_flight += size
+        return flight
+
+    def acked(self, flight: Flight, now: float) -> None:
+        """A frame is acknowledged."""
+        self.in_flight -= flight.size
+        self._delivered += flight.size
+        self._delivered_at = now
+        self._measure_round_trip(now - flight.sent_at, flight.alone, now)
+        elapsed = now - flight.delivered_at
+        if elapsed > 0:
+            self._measure_rate((self._delivered - flight.delivered) / elapsed, flight)
+
+    def lost(self, flight: Flight) -> None:
+        """A frame will not be acknowledged: its lane broke."""
+        self.in_flight -= flight.size
+
+    def _measure_round_trip(self, seconds: float, alone: bool, now: float) -> None:
+        stale = now - self._measured_at > PROBE_AFTER_S
+        if self.round_trip_s is None or seconds <= self.round_trip_s or (alone and stale):
+            self.round_trip_s = seconds
+            self._measured_at = now
+
+    def _measure_rate(self, sample: float, flight: Flight) -> None:
+        if sample >= self.rate:
+            self.rate += (sample - self.rate) * 0.5
+        elif not flight.starved:
+            self.rate += (sample - self.rate) * min(1.0, flight.size / (self.rate * _FORGET_S))
