@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from kvrelay.rpc.address import split_address
+from kvrelay.rpc.address import bare_host, split_address
 from kvrelay.rpc.channels import BULK_OPTIONS, COMMON_OPTIONS, KEEPALIVE_MS
 from kvrelay.rpc.guard import RpcGuard
 from kvrelay.rpc.health import ServerHealth
@@ -83,8 +84,19 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     try:
         bound = server.add_insecure_port(listen)
     except RuntimeError as exc:
-        raise OSError(errno.EADDRINUSE, f"cannot listen on {listen}: the port is in use, or no such address") from exc
-    return f"{host}:{bound or port}"
+        cause = _why_not(host, port)
+        raise OSError(cause.errno, f"cannot listen on {listen}: {cause.strerror}") from exc
+    return f"{host}:{bound}"
+
+
+def _why_not(host: str, port: int) -> OSError:
+    """gRPC says only that it failed; the operating system says why."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((bare_host(host), port), family=family):
+            return OSError(errno.EADDRINUSE, "gRPC could not bind it")
+    except OSError as exc:
+        return exc
 
 
 async def _shut_down(server: grpc.aio.Server, health: ServerHealth, guard: RpcGuard, grace_s: float) -> None:

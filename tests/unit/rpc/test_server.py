@@ -292,7 +292,7 @@ async def test_reflection_lists_and_describes_the_services() -> None:
 
 
 async def test_a_port_in_use_is_an_oserror_that_names_the_address(server: GrpcServer, script: Script) -> None:
-    with pytest.raises(OSError, match=f"cannot listen on {server.address}"):
+    with pytest.raises(OSError, match=f"cannot listen on {server.address}: .*in use"):
         async with grpc_server(server.address, script.register, [SERVICE]):
             pass
 

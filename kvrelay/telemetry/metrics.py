@@ -1,0 +1,216 @@
+"""What each kind of program counts. One object per app, each with a registry of its own; knows no service."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from kvrelay.telemetry.snapshot import Snapshots
+from kvrelay.types import Pipeline, Role, Source, StageLoad
+
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12)
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_CALL_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_IDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_RATE_BYTES_PER_S = tuple(10.0**n * k for n in range(5, 11) for k in (1, 2.5, 5))
+
+
+READ_COUNTERS = {
+    "preemptions": "Sequences that lost their KV and were computed again",
+    "transfer_resumes": "Lanes that were lost and opened again",
+    "received_bytes": "KV payload bytes taken in",
+    "late_frames": "Frames of ended transfers, refused",
+    "crc_errors": "Frames whose checksum was wrong",
+    "offers_parked": "Offers that came before their decode stream",
+    "index_changes": "Cache changes announced to the prefix index",
+    "index_announcements": "Times that the whole cache was announced anew",
+}
+"""What engine, transfer and index count of a stage by themselves, knowing no metrics."""
+
+
+class Metrics:
+    """A registry, the makers of its metrics, and `snapshots` for values that are read at the scrape."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.snapshots = Snapshots(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvrelay_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"kvrelay_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(f"kvrelay_{name}", text, labels, buckets=tuple(buckets), registry=self.registry)
+
+    def leftovers(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Feed `kvrelay_leftovers{what}`: everything still held for requests, by kind; all zero when idle."""
+        self.snapshots.gauges(
+            "kvrelay_leftovers", "Held for requests now, by kind", ("what",), lambda: dict(read().items())
+        )
+
+
+class LinkMetrics(Metrics):
+    """What pushes of KV cost, per receiver: counted by the prefill stage, and by the router from its reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes = self._counter("pushes", "KV pushes that ended", "peer", "outcome")
+        self.link_bytes = self._counter("link_bytes", "KV bytes sent, frames with headers", "peer")
+        self.link_saved_bytes = self._counter("link_saved_bytes", "KV bytes that the receiver's cache saved", "peer")
+        self.link_rate = self._histogram(
+            "link_bytes_per_second", "Wire bytes of a push over its time", _RATE_BYTES_PER_S, "peer"
+        )
+
+    def pushed(self, peer: str, outcome: str, *, wire_bytes: int, saved_bytes: int, seconds: float) -> None:
+        """One push that ended: committed, ended (by the receiver) or failed."""
+        self.pushes.labels(peer, outcome).inc()
+        self.link_bytes.labels(peer).inc(wire_bytes)
+        self.link_saved_bytes.labels(peer).inc(saved_bytes)
+        if wire_bytes and seconds > 0:
+            self.link_rate.labels(peer).observe(wire_bytes / seconds)
+
+
+class RouterMetrics(LinkMetrics):
+    """Of one router. Times are as seen at the router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        counter, histogram = self._counter, self._histogram
+        self.requests = counter("requests", "Requests by the pipeline they took, and why", "pipeline", "reason")
+        self.outcomes = counter("outcomes", "Ended requests by finish reason or status code", "outcome")
+        self.in_flight = self._gauge("requests_in_flight", "Requests whose stream is open")
+        self.ttft = histogram("ttft_seconds", "Arrival to first token", _TTFT_S, "pipeline")
+        self.itl = histogram("itl_seconds", "Between two tokens, by who sampled the later one", _GAP_S, "source")
+        self.e2e = histogram("request_seconds", "Arrival to the end of the stream", _TTFT_S, "pipeline")
+        self.max_gap = histogram("max_gap_seconds", "A request's longest gap between tokens", _GAP_S)
+        self.tokens = counter("output_tokens", "Tokens sent to clients, by who sampled them", "source")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
+        self._hits = counter("hit_tokens", "Prompt tokens served from the caches, as measured at the stages", "role")
+        self._hit_gap = counter("hit_gap_tokens", "Prompt tokens that one of P and MD had and the other not", "ahead")
+
+        self.handoffs = counter("handoffs", "Hand-offs from relay to main decode", "mode")
+        self.handoff_stall = histogram("handoff_stall_seconds", "Last RLD token to first MD token", _GAP_S, "mode")
+        self.handoff_ids = histogram("handoff_ids", "Ids in the last hand-off message", _IDS)
+        self.relay_dropped = counter("relay_tokens_dropped", "RLD tokens at or beyond the fence")
+        self.relay_skipped = counter("relay_skipped", "MD was ready before RLD had emitted")
+        self.relay_paused = counter("relay_paused", "RLD used up its budget before the hand-off")
+
+        self.fallbacks = counter("fallbacks", "Everything that did not go as planned, by reason", "reason")
+        self.refused = counter("refused", "Requests refused because a bounded queue was full, by queue", "queue")
+        self.singular = counter("singular", "Requests that end at RLD on purpose: by bound, or cut", "kind")
+        self.singular_saved_bytes = counter("singular_saved_bytes", "KV bytes that did not cross for that reason")
+        self.drains = counter("drains", "Answers that ended before MD had taken over, by outcome", "outcome")
+
+        self._lookups = counter("index_lookups", "Look-ups in the prefix index, by outcome", "outcome")
+        self._lookup_time = histogram("index_lookup_seconds", "Time of a look-up, whatever its outcome", _CALL_S)
+        self.degraded = counter("index_degraded", "Requests planned from remembered or unknown hits")
+        for source in Source:
+            self.itl.labels(source)
+            self.tokens.labels(source)
+        for role in Role:
+            self._hits.labels(role)
+        for pipeline in Pipeline:
+            self.ttft.labels(pipeline)
+
+    def hits(self, *, prefill: int | None = None, relay: int | None = None, main: int | None = None) -> None:
+        """One request's cached prompt tokens, as each stage measured them; None: that leg was not asked.
+
+        The gap is counted if both P and MD were asked.
+        """
+        for role, tokens in ((Role.PREFILL, prefill), (Role.RELAY, relay), (Role.MAIN, main)):
+            if tokens is not None:
+                self._hits.labels(role).inc(tokens)
+        if prefill is not None and main is not None:
+            self._hit_gap.labels(Role.PREFILL).inc(max(prefill - main, 0))
+            self._hit_gap.labels(Role.MAIN).inc(max(main - prefill, 0))
+
+    def legs_from(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Feed `kvrelay_open_legs{role}`: streams to stages that are open now."""
+        self.snapshots.gauges("kvrelay_open_legs", "Open streams to stages", ("role",), lambda: dict(read().items()))
+
+    def fleet_from(self, read: Callable[[], Mapping[tuple[str, ...] | str, float]]) -> None:
+        """Feed `kvrelay_stages{role, state}`: stages known now, by role and usable or why not."""
+        self.snapshots.gauges("kvrelay_stages", "Stages by role and state", ("role", "state"), read)
+
+    def index_lookup(self, outcome: str, seconds: float) -> None:
+        """`observe` of RedisIndex: ok, timeout, error, or open (the breaker refused)."""
+        self._lookups.labels(outcome).inc()
+        self._lookup_time.observe(seconds)
+
+
+class StageMetrics(LinkMetrics):
+    """Of one stage, whatever its role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        counter, histogram = self._counter, self._histogram
+        self.legs = counter("legs", "Streams that held KV here, by how they ended", "end")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
+        self.hit_tokens = counter("hit_tokens", "Prompt tokens served from the cache")
+        self.tokens = counter("output_tokens", "Tokens sampled here")
+        self.extends = counter("extends", "Extend and Resume messages that brought ids")
+        self.extend_tokens = counter("extend_tokens", "Ids that came with them")
+        self.pauses = counter("pauses", "Sequences that used up their output budget")
+        self.step_time = histogram("step_seconds", "Time of an engine step", _STEP_S)
+
+        self.fallbacks = counter("fallbacks", "Everything that did not go as planned, by reason", "reason")
+
+    def load_from(self, read: Callable[[], StageLoad]) -> None:
+        """Ask `read` at each scrape for queue, pool, links, steps and paced overruns."""
+        self.snapshots.families("load", lambda: _load_families(read()))
+
+    def leases_from(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Feed `kvrelay_leases{state}`: open streams that hold, or wait for, KV room here."""
+        self.snapshots.gauges("kvrelay_leases", "Open streams by state", ("state",), lambda: dict(read().items()))
+
+    def count_from(self, name: str, read: Callable[[], float]) -> None:
+        """Feed a counter that a room below keeps as a plain number; KeyError unless it is one of `READ_COUNTERS`."""
+        self.snapshots.counter(f"kvrelay_{name}", READ_COUNTERS[name], read)
+
+    def describe(self, **labels: str) -> None:
+        """Feed `kvrelay_stage_info`: instance_id, role, site, model and so on."""
+        self.snapshots.gauges(
+            "kvrelay_stage_info", "What this stage is", tuple(labels), lambda: {tuple(labels.values()): 1}
+        )
+
+
+def _load_families(load: StageLoad) -> list[Metric]:
+    def gauge(name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"kvrelay_{name}", text, value=value)
+
+    def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"kvrelay_{name}", text, labels=[label])
+        for key, value in values.items():
+            family.add_metric([key], value)
+        return family
+
+    used = load.blocks_total - load.blocks_free - load.blocks_cached
+    blocks = {"free": load.blocks_free, "cached": load.blocks_cached, "used": used}
+    return [
+        gauge("running", "Sequences that hold KV room", load.running),
+        gauge("waiting", "Sequences that wait for admission", load.waiting),
+        gauge("max_running", "Sequences that may hold KV room", load.max_running),
+        gauges("pool_blocks", "KV blocks by state", "state", blocks),
+        gauge("queued_tokens", "Tokens still to be computed by prefill and extend", load.queued_tokens),
+        gauge("prefill_tokens_per_second", "Recent; 0: nothing measured", load.prefill_tokens_per_s),
+        gauge("decode_step_seconds", "Recent mean decode step", load.step_ms / 1000),
+        gauge("draining", "1: takes no new requests", load.draining),
+        gauge("index_connected", "1: the prefix index hears of this stage's cache", load.index_connected),
+        CounterMetricFamily("kvrelay_steps", "Engine steps", value=load.steps),
+        CounterMetricFamily("kvrelay_steps_overrun", "Paced steps that took longer", value=load.steps_overrun),
+        gauges(
+            "link_goodput_bytes_per_second",
+            "Measured goodput to a KV receiver",
+            "peer",
+            {link.peer: link.goodput_bytes_per_s for link in load.links},
+        ),
+        gauges(
+            "link_pending_bytes",
+            "Offered to a KV receiver and not acknowledged yet",
+            "peer",
+            {link.peer: link.pending_bytes for link in load.links},
+        ),
+    ]
