@@ -5,29 +5,21 @@ None of them has a limit of its own: the asker sets one.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import grpc
 import redis.asyncio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from kvrelay.proto.v1 import router_pb2, router_pb2_grpc, stage_pb2, stage_pb2_grpc, wan_pb2, wan_pb2_grpc
+from kvrelay.rpc.channels import open_channel
 
 POLL_S = 0.1
-STARTING_UP = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-"""A program that starts is dialled again soon."""
-
-
-@contextlib.asynccontextmanager
-async def dialled(address: str) -> AsyncIterator[grpc.aio.Channel]:
-    """A short-lived channel for one question."""
-    async with grpc.aio.insecure_channel(address, options=STARTING_UP) as channel:
-        yield channel
 
 
 async def serving(address: str) -> None:
     """Returns once the health service at `address` says SERVING for the whole server."""
-    async with dialled(address) as channel:
+    async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -49,14 +41,14 @@ async def redis_answers(address: str) -> None:
 
 async def epoch_of(address: str) -> int:
     """The epoch of the stage that serves at `address`."""
-    async with dialled(address) as channel:
+    async with open_channel(address) as channel:
         stub = stage_pb2_grpc.StageServiceStub(channel)
         return (await stub.Describe(stage_pb2.DescribeRequest(), wait_for_ready=True)).epoch
 
 
 async def usable(router: str, stages: Mapping[str, int]) -> None:
     """Returns once the router can use each stage: instance id -> epoch of the incarnation that is meant."""
-    async with dialled(router) as channel:
+    async with open_channel(router) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -69,6 +61,6 @@ async def usable(router: str, stages: Mapping[str, int]) -> None:
 
 async def mapped(wan: str, target: str, site: str) -> str:
     """host:port on the WAN emulator that leads to `target` at `site`."""
-    async with dialled(wan) as channel:
+    async with open_channel(wan) as channel:
         request = wan_pb2.MapTargetRequest(target=target, target_site=site)
         return (await wan_pb2_grpc.WanServiceStub(channel).MapTarget(request, wait_for_ready=True)).address

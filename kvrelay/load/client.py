@@ -117,7 +117,7 @@ def status_text(error: grpc.aio.AioRpcError) -> str:
 
 
 async def ask(
-    router: router_pb2_grpc.RouterServiceAsyncStub,
+    router: "router_pb2_grpc.RouterServiceAsyncStub",
     request: router_pb2.GenerateRequest,
     *,
     timeout_s: float,

@@ -52,7 +52,7 @@ class LoadRun:
 
     def __init__(
         self,
-        router: router_pb2_grpc.RouterServiceAsyncStub,
+        router: "router_pb2_grpc.RouterServiceAsyncStub",
         template: router_pb2.GenerateRequest,
         *,
         timeout_s: float,
