@@ -30,7 +30,8 @@ class Computed:
 class CaughtUp:
     """A held sequence has KV of all ids but the last (sample=False: of the prompt's whole blocks).
 
-    Once after admission (after commit, if it was loading), and once after each extend without resume; a resume cancels it.
+    Once after admission (after commit, if it was loading), and once after each extend without resume; a resume
+    cancels it. Two extends before it have one answer.
     """
 
     next_index: int

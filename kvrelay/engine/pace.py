@@ -47,7 +47,7 @@ class Pace:
 
 
 def sleep_rest(least_ms: float, began: float, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """Sleeps until `least_ms` after `began` (time.perf_counter seconds), off the GIL. True if that had passed already."""
+    """Sleeps until `least_ms` after `began` (time.perf_counter seconds), off the GIL. True if that had passed."""
     rest = began + least_ms / 1000 - time.perf_counter()
     if rest <= 0:
         return True

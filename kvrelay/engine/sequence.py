@@ -8,7 +8,7 @@ table    [ nodes: in the tree, locked ... | private blocks .... | reserved ]
 
 from dataclasses import dataclass, field
 
-from kvrelay.engine.events import Failed, Finished, Paused, Stopped
+from kvrelay.engine.events import Failed, Finished, Stopped
 from kvrelay.kvcache.radix import Node
 from kvrelay.types import Sampling
 
@@ -44,21 +44,27 @@ class Sequence:
     arrival: int
     """Order of add(); the larger, the younger."""
     block_tokens: int
-    sample_limit: int
-    """No index at or beyond it is sampled: max_tokens, budget and context length, whichever is least."""
+    length_limit: int
+    """Output tokens that max_tokens and the context allow."""
     ids: list[int] = field(default_factory=list)
     held: bool = False
     loading: bool = False
     """Its prompt's blocks may still be written from outside."""
     admitted: bool = False
+    """Holds blocks."""
+    was_admitted: bool = False
+    """Has been told Admitted: if it waits now, it was preempted."""
     verdict: Verdict | None = None
     """How it ended; it then only waits for close()."""
-    paused: Paused | None = None
+    paused: bool = False
+    """Has been told Paused."""
     owes_caught_up: bool = False
 
     cached: int = 0
     computed: int = 0
     scheduled: int = 0
+    told_blocks: int = 0
+    """Whole blocks of the prompt that others know to be in the pool."""
 
     hashes: list[bytes] = field(default_factory=list)
     """Of the first whole blocks of ids; may lag behind."""
@@ -83,6 +89,12 @@ class Sequence:
     def prompt_blocks(self) -> int:
         """Whole blocks of the prompt."""
         return self.prompt_len // self.block_tokens
+
+    @property
+    def sample_limit(self) -> int:
+        """No index at or beyond it is sampled."""
+        budget = self.spec.output_budget
+        return self.length_limit if budget is None else min(self.length_limit, budget)
 
     @property
     def sampling_now(self) -> bool:

@@ -1,7 +1,7 @@
 """Content hashes of KV blocks. Knows layouts, salts and token ids; imports no torch, since the router needs it too.
 
-A block's hash is BLAKE2b-128 over its parent's hash and its own token ids as little-endian u32, so equal hashes mean equal
-KV: the whole prefix, the model, the layout and the tenant agree. It depends on no process, platform or hash seed.
+A block's hash is BLAKE2b-128 over its parent's hash and its own token ids as little-endian u32, so equal hashes mean
+equal KV: the whole prefix, the model, the layout and the tenant agree. It depends on no process, platform or hash seed.
 """
 
 import hashlib

@@ -16,8 +16,8 @@ class BrokenInvariant(AssertionError):
 class KvPool:
     """`blocks` blocks of KV in one block-major tensor.
 
-    Allocation belongs to one thread (the engine's). `write` and `read` may come from another thread, for blocks that the
-    caller has reserved: they touch no bookkeeping.
+    Allocation belongs to one thread (the engine's). `write` and `read` may come from another thread, for blocks that
+    the caller has reserved: they touch no bookkeeping.
     """
 
     def __init__(self, layout: LayoutFingerprint, blocks: int, device: torch.device | str = "cpu") -> None:
@@ -31,7 +31,7 @@ class KvPool:
         self.tensor = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=self.device)
         """[block, layer, k/v, kv_head, slot, head_dim]; a block is one contiguous run of `block_bytes` bytes."""
         self._bytes = self.tensor.view(-1).view(torch.uint8)
-        self._host = memoryview(self._bytes.numpy()) if self.device.type == "cpu" else None
+        self._host = self._bytes.numpy().data if self.device.type == "cpu" else None
         # Lowest ids first, so that small loads touch little memory.
         self._free = list(range(blocks - 1, -1, -1))
         self._is_free = [True] * blocks
@@ -76,7 +76,7 @@ class KvPool:
         start, end = self._span(block_id, 0, self.block_bytes)
         if self._host is not None:
             return self._host[start:end].toreadonly()
-        return memoryview(self._bytes[start:end].cpu().numpy()).toreadonly()
+        return self._bytes[start:end].cpu().numpy().data.toreadonly()
 
     def _span(self, block_id: int, offset: int, length: int) -> tuple[int, int]:
         if not 0 <= block_id < self.blocks or offset < 0 or offset + length > self.block_bytes:

@@ -1,6 +1,7 @@
 """A prefix tree over KV blocks, keyed by chained block hash. Knows no sequence, no token, no pool.
 
-A node is one block. Since a hash covers the whole prefix, a hash names at most one node, and matching is one look-up a block.
+A node is one block. Since a hash covers the whole prefix, a hash names at most one node, and a match is one look-up a
+block.
 Locks are counted on every node of a path from the root, so an unlocked node has only unlocked nodes below it.
 """
 
@@ -117,6 +118,10 @@ class RadixTree:
     def block_ids(self) -> list[int]:
         """All blocks owned by the tree."""
         return [node.block_id for node in self._nodes.values()]
+
+    def lock_count(self) -> int:
+        """Locks held on all nodes together; 0 when idle."""
+        return sum(node.locks for node in self._nodes.values())
 
     def check_integrity(self) -> None:
         """BrokenInvariant unless counts, locks, links and the eviction heap agree."""
