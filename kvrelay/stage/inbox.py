@@ -1,7 +1,7 @@
 """Merges several async iterators into one, and owns the tasks that read them. Knows nothing of what passes through."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -47,3 +47,6 @@ class Inbox(Generic[T]):
                 await self._items.put(item)
         except Exception as error:
             await self._items.put(error)
+        finally:
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()

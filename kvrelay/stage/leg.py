@@ -1,4 +1,4 @@
-"""The life of a decode leg as one table: (state, input) -> next state and actions. Knows no gRPC, engine, torch or I/O."""
+"""The life of a decode leg as one table: (state, input) -> next state and actions. Knows no gRPC, engine or I/O."""
 
 import enum
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class State(enum.StrEnum):
     LOADING = "LOADING"
     """KV room is reserved; the KV is on its way."""
     PREPARING = "PREPARING"
-    """The KV has been committed (or is computed here, local prefill); what is missing of the prompt is being computed."""
+    """The KV is committed, or never comes (local prefill); what is missing of the prompt is being computed."""
     READY = "READY"
     """KV is here; held until the router resumes."""
     EXTENDING = "EXTENDING"
@@ -184,8 +184,8 @@ class Leg:
     def take(self, what: Input, *, first_index: int | None = None, ids: int = 0) -> tuple[Action, ...]:
         """Moves on by one input; first_index and the number of ids where the input carries ids.
 
-        Raises ProtocolViolation, and changes nothing, if the router sent what the state does not allow or ids that do not
-        start at the next known index; AssertionError if the stage itself broke the table.
+        Raises ProtocolViolation, and changes nothing, if the router sent what the state does not allow, or ids that do
+        not start at the next known index; AssertionError if the stage itself broke the table.
         """
         step = TABLE.get((self.state, what))
         if step is None and what in MESSAGES:
