@@ -169,7 +169,7 @@ class Cluster:
 
 async def obituary(process: Process) -> ClusterError:
     """What to say of a process that ended by itself."""
-    tail = await asyncio.to_thread(process.tail)
+    tail = await process.tail()
     how = process.returncode or 0
     ended = f"was killed by {signal.Signals(-how).name}" if how < 0 else f"ended with exit code {how}"
     return ClusterError(f"{process.name} {ended} (log: {process.log_path})", tail)

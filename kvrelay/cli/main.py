@@ -2,7 +2,8 @@
 
 import typer
 
-from kvrelay.cli import demo, fleet, generate, health, load, plan, up, wan, wan_set
+from kvrelay.cli import fleet, generate, health, load, plan, up, wan, wan_set
+from kvrelay.cli.demo import command
 
 app = typer.Typer(
     help="LLM inference over two datacenters: prefill, relay decode, main decode.",
@@ -15,7 +16,7 @@ app.command("generate")(generate.generate)
 app.command("plan")(plan.plan)
 app.command("fleet")(fleet.fleet)
 app.command("load")(load.load)
-app.command("demo")(demo.demo)
+app.command("demo")(command.demo)
 app.command("wan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(wan.wan)
 app.command("wan-set")(wan_set.wan_set)
 app.command("health")(health.health)

@@ -10,7 +10,7 @@ from kvrelay.load.client import HANDOFF_MODES, PIPELINES
 from kvrelay.proto.v1 import common_pb2, router_pb2
 from kvrelay.types import HandoffMode, Pipeline
 
-Router = Annotated[str, typer.Option(help="host:port of the router.", envvar="KVRELAY_ROUTER")]
+Router = Annotated[str, typer.Option(help="host:port of the router.")]
 MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.")]
 Temperature = Annotated[float | None, typer.Option(help="0 = greedy.")]
 TopP = Annotated[float | None, typer.Option("--top-p")]

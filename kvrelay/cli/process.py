@@ -102,13 +102,18 @@ class Process:
             await self.ended()
             return False
 
-    def tail(self, lines: int = 15) -> list[str]:
-        """The last lines of the log; empty if there is none. Reads a file: call it in a thread."""
-        with contextlib.suppress(OSError):
-            with self.log_path.open("rb") as log:
-                log.seek(max(0, self.log_path.stat().st_size - 64 * 1024))
-                return log.read().decode(errors="replace").splitlines()[-lines:]
-        return []
+    async def tail(self, lines: int = 15) -> list[str]:
+        """The last lines of the log; empty if there is none."""
+        return (await asyncio.to_thread(read_end, self.log_path))[-lines:]
+
+
+def read_end(path: Path, most_bytes: int = 64 * 1024) -> list[str]:
+    """The lines at the end of a text file; empty if there is none."""
+    with contextlib.suppress(OSError):
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - most_bytes))
+            return log.read().decode(errors="replace").splitlines()
+    return []
 
 
 def open_log(path: Path, argv: list[str]) -> int:

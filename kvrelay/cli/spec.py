@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvrelay.types import Role
+from kvrelay.wan.settings import parse_rate
 
 MODULES = {Role.PREFILL: "services.prefill", Role.RELAY: "services.relay_decode", Role.MAIN: "services.main_decode"}
 
@@ -118,13 +119,18 @@ def extra_of(role: Role, extra: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def router_argv(spec: ClusterSpec, at: Addresses, reach: Mapping[str, str]) -> list[str]:
-    """The router. `reach`: stage name -> address as dialled from site A."""
+    """The router. `reach`: stage name -> address as dialled from site A.
+
+    The router is told the emulated link's rate, so that its first plans are right.
+    """
     wanted: dict[str, object] = {
         "listen": at.router,
         "redis_url": f"redis://{at.redis}/0",
         "model": spec.model,
         "policy": spec.policy,
         "stages": ",".join(reach.values()),
+        "wan_rate_bytes_per_s": parse_rate(spec.wan_rate) or "",
+        "wan_delay_ms": spec.wan_delay_ms,
     }
     wanted.update(spec.router_set)
     return [sys.executable, "-m", "services.router", *flags(wanted)]

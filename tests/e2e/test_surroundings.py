@@ -1,0 +1,81 @@
+"""Redis and the WAN fail and come back; the cluster serves on as well as it can."""
+
+import asyncio
+
+import pytest
+
+from kvrelay.cli.cluster import Cluster
+from kvrelay.proto.v1 import wan_pb2, wan_pb2_grpc
+from kvrelay.rpc.channels import open_channel
+from tests.e2e.asking import LIMIT_S, check, expected_ids, requests, under_way
+from tests.e2e.conftest import Router
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def until_index(router: Router, connected: bool) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            fleet = await router.fleet()
+            if {fleet.index_connected, *(stage.load.index_connected for stage in fleet.stages)} == {connected}:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_without_redis_requests_are_served_and_the_index_is_back_when_redis_is(
+    town: Cluster, router: Router
+) -> None:
+    expected = await expected_ids(router, requests("redis up", tokens=20))
+    await town.kill("redis")
+    try:
+        async with under_way(router, requests("redis down", tokens=20)) as flight:
+            answers = await flight.answers()
+        await until_index(router, False)
+    finally:
+        await town.restart("redis")
+    assert [answer.error for answer in answers] == [""] * len(answers)
+    check(answers, expected)
+    await until_index(router, True)
+
+
+async def set_outage(town: Cluster, outage: wan_pb2.Outage) -> None:
+    async with open_channel(town.wan_address) as channel:
+        await wan_pb2_grpc.WanServiceStub(channel).SetLink(wan_pb2.SetLinkRequest(outage=outage), timeout=5.0)
+
+
+async def test_a_stalled_wan_delays_requests_but_changes_no_token(town: Cluster, router: Router) -> None:
+    expected = await expected_ids(router, requests("flowing"))
+    async with under_way(router, requests("stalling"), tokens=10) as flight:
+        await flight.grew()
+        await set_outage(town, wan_pb2.OUTAGE_STALL)
+        try:
+            done, _ = await asyncio.wait(flight.tasks, timeout=1.5)
+        finally:
+            await set_outage(town, wan_pb2.OUTAGE_NONE)
+        assert not done, "main decode cannot be heard"
+        answers = await flight.answers()
+    assert [answer.error for answer in answers] == [""] * len(answers)
+    check(answers, expected)
+
+
+async def test_a_wan_that_resets_its_connections_ends_no_request_badly(town: Cluster, router: Router) -> None:
+    expected = await expected_ids(router, requests("whole"))
+    async with under_way(router, requests("reset"), tokens=10) as flight:
+        await flight.grew()
+        await set_outage(town, wan_pb2.OUTAGE_RESET)
+        await asyncio.wait(flight.tasks, timeout=1.0)
+        await set_outage(town, wan_pb2.OUTAGE_NONE)
+        check(await flight.answers(), expected)
+    await until_usable(router, "main-1")
+    async with under_way(router, requests("mended")) as flight:
+        answers = await flight.answers()
+    assert [answer.error for answer in answers] == [""] * len(answers)
+    check(answers, expected)
+
+
+async def until_usable(router: Router, name: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            if any(stage.usable for stage in (await router.fleet()).stages if stage.info.instance_id == name):
+                return
+            await asyncio.sleep(0.1)
