@@ -49,6 +49,7 @@ class Answer:
         self.ids: list[int] = []
         """Accepted, by absolute index."""
         self.by_source = dict.fromkeys(Source, 0)
+        self.last_source: Source | None = None
         self.reason: FinishReason | None = None
         self.stop_string = ""
         self.last_text = ""
@@ -126,6 +127,7 @@ class Answer:
         piece.text += text
         self.ids.extend(ids)
         self.by_source[source] += len(ids)
+        self.last_source = source
 
     def _end(self, reason: FinishReason) -> None:
         self.reason = reason

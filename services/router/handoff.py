@@ -213,7 +213,7 @@ class Handoff:
                 return self._done()
             leg.known = self.answer.count
             leg.emitted += taken
-            if self.answer.finished:
+            if self.answer.reason is not None:
                 self._end()
         if relay:
             self.report.relay_dropped += len(run.ids) - taken
@@ -281,6 +281,10 @@ class Handoff:
     def vacant(self, role: Role) -> bool:
         """Whether a Feed for this role is still wanted."""
         return not self.answer.finished and (self.relay if role is Role.RELAY else self.main) is None
+
+    def knows(self, number: int) -> bool:
+        """Whether the leg still matters: not closed, ended, or behind the fence."""
+        return self._leg(number) is not None
 
     @property
     def over(self) -> bool:

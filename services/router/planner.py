@@ -1,4 +1,4 @@
-"""Who takes part in a request: main decode first, then prefill, then the pipeline. Pure decisions over frozen values."""
+"""Who takes part: main decode first, then prefill, then the pipeline. Pure decisions over frozen values."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,7 +18,7 @@ def usable(question: Question, role: Role, *, site: str | None = None, not_site:
             for stage in question.stages
             if stage.description.role is role
             and not stage.why_not
-            and stage.instance_id not in question.excluded
+            and stage.incarnation not in question.excluded
             and site in (None, stage.description.site)
             and (not_site is None or not_site != stage.description.site)
         ),
@@ -111,7 +111,9 @@ def route(
     """Fills in what the chosen legs imply; legs that the pipeline does not have are dropped."""
     prefill = prefill if pipeline is not Pipeline.MD else None
     relay = relay if pipeline in (Pipeline.P_RLD_MD, Pipeline.P_RLD) else None
+    wanted = main
     main = main if pipeline is not Pipeline.P_RLD else None
+    avoided = estimate.crossing(question, prefill, wanted, limits).bytes if prefill and wanted and not main else 0
     cross = estimate.crossing(question, prefill, main, limits) if prefill and main else None
     if prefill is not None:
         ttft = estimate.prefill_ms(question, prefill, limits)
@@ -131,6 +133,7 @@ def route(
         hit_main_tokens=estimate.usable_hit(question, main, samples=prefill is None) if main else 0,
         crossing_bytes=cross.bytes if cross else 0,
         crossing_ms=cross.ms if cross else 0.0,
+        avoided_bytes=avoided,
         ttft_ms=ttft,
         handoff_mode=question.handoff_mode,
         index_degraded=question.degraded,

@@ -57,7 +57,7 @@ class Pdd:
         if relay is None:
             considered.append(f"p-rld-md: {planner.why_none(question, Role.RELAY)}")
             return Pipeline.P_MD, "no-relay"
-        if not planner.fits(relay, question.prompt_tokens + 1):
+        if not planner.fits(relay, question.prompt_tokens + min(limits.relay_budget, question.max_tokens)):
             considered.append(f"p-rld-md: {relay.instance_id} has no room for the prompt")
             return Pipeline.P_MD, "no-relay-room"
         answer_ms = question.max_tokens * estimate.itl_ms(relay, limits) * limits.singular_margin

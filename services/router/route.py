@@ -24,6 +24,11 @@ class StageView:
     def instance_id(self) -> str:
         return self.description.instance_id
 
+    @property
+    def incarnation(self) -> tuple[str, int]:
+        """This process of the instance."""
+        return self.description.instance_id, self.description.epoch
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -55,8 +60,8 @@ class Question:
     """The prefix index did not answer: hits are remembered or unknown."""
     forced: Pipeline | None = None
     handoff_mode: HandoffMode = HandoffMode.DYNAMIC
-    excluded: frozenset[str] = frozenset()
-    """Instances that have failed this request."""
+    excluded: frozenset[tuple[str, int]] = frozenset()
+    """(instance id, epoch) of those that have failed this request."""
     turn: int = 0
     """Counts requests: equal stages take turns."""
     site: str = "a"
@@ -77,6 +82,8 @@ class Route:
     hit_main_tokens: int = 0
     crossing_bytes: int = 0
     crossing_ms: float = 0.0
+    avoided_bytes: int = 0
+    """p-rld: what would have crossed to the main stage that was not chosen."""
     ttft_ms: float = 0.0
     handoff_mode: HandoffMode = HandoffMode.DYNAMIC
     index_degraded: bool = False

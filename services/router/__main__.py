@@ -1,0 +1,1 @@
+"""`python -m services.router --flags`: one router until SIGTERM or Ctrl-C."""

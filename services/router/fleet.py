@@ -1,0 +1,187 @@
+"""The stages there are: they join and leave at run time, each alone. Knows links and loads; no request."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc
+
+from kvrelay.errors import NoStage
+from kvrelay.types import LayoutFingerprint, Role, StageDescription, StageLoad
+from services.router.discovery import Instances, addresses
+from services.router.registration import TokenizerFacts, refusal
+from services.router.route import StageView
+from services.router.stage_link import DialSettings, StageLink, gone
+from services.router.tasks import OwnedTasks
+
+log = logging.getLogger(__name__)
+
+
+class Fleet:
+    """Every stage the router knows of. Open it with `open_fleet`."""
+
+    def __init__(self, tokenizer: TokenizerFacts, dial: DialSettings) -> None:
+        self._tokenizer = tokenizer
+        self._dial = dial
+        self._links: dict[str, StageLink] = {}
+        self._tasks = OwnedTasks()
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._watchers: set[Callable[[], None]] = set()
+        self._restarted: list[Callable[[str], None]] = []
+        self._epochs: dict[str, int] = {}
+
+    # --- what requests ask -------------------------------------------------------------------------------------------
+
+    def views(self) -> tuple[StageView, ...]:
+        """All stages at this moment, unusable ones with the reason; a live one hides a dead one of the same name."""
+        now = time.monotonic()
+        found: dict[str, StageView] = {}
+        for link in sorted(self._links.values(), key=lambda link: link.live):
+            view = link.view(now)
+            if view is not None and (link.live or view.instance_id not in found):
+                found[view.instance_id] = view
+        return tuple(found[name] for name in sorted(found))
+
+    def unreached(self) -> dict[str, str]:
+        """Address -> why, of those that have never said who they are."""
+        now = time.monotonic()
+        return {link.address: link.why_not(now) for link in self._links.values() if link.description is None}
+
+    def live(self) -> list[StageDescription]:
+        """Accepted stages whose load stream is open."""
+        return [link.description for link in self._links.values() if link.live and link.description is not None]
+
+    def example(self) -> StageDescription:
+        """Any live stage: they all agree about vocabulary, layout and end-of-sequence ids. Raises NoStage."""
+        for stage in self.live():
+            return stage
+        whys = [f"{view.instance_id}: {view.why_not}" for view in self.views()]
+        whys += [f"{address}: {why}" for address, why in self.unreached().items()]
+        raise NoStage(f"no stage is registered ({'; '.join(whys) or 'none is configured'})")
+
+    @property
+    def layout(self) -> LayoutFingerprint:
+        """Of all live stages. Raises NoStage."""
+        return self.example().layout
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Prompt + output that every live stage can serve. Raises NoStage."""
+        self.example()
+        return min(stage.max_model_tokens for stage in self.live())
+
+    def channel(self, stage: StageDescription) -> grpc.aio.Channel:
+        """Where to open its Decode and Prefill streams. Raises StageFailed if this incarnation has left."""
+        return self._link(stage).tokens
+
+    def sent(self, stage: StageDescription, tokens: int) -> None:
+        """A request with so many uncached tokens was sent there."""
+        self._link(stage).sent(tokens)
+
+    def fresh_load(self, stage: StageDescription, at_most_s: float) -> StageLoad | None:
+        """Its last report, if it is no older than that."""
+        now = time.monotonic()
+        for link in self._links.values():
+            if link.live and link.description == stage and link.load_age_s(now) <= at_most_s:
+                return link.load
+        return None
+
+    def serves(self, role: Role) -> bool:
+        """Whether any stage of the role is usable."""
+        return any(view.description.role is role and not view.why_not for view in self.views())
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed` when a stage joins or leaves; -> what ends that."""
+        self._watchers.add(changed)
+        return lambda: self._watchers.discard(changed)
+
+    def on_restart(self, forget: Callable[[str], None]) -> None:
+        """Calls `forget` with the instance id when a stage comes back with another epoch: its cache is empty."""
+        self._restarted.append(forget)
+
+    # --- who belongs to it -------------------------------------------------------------------------------------------
+
+    def add(self, address: str) -> None:
+        """Dial this address until it is dropped."""
+        if address not in self._links:
+            link = StageLink(address, self._dial, self._admit, self._changed)
+            self._links[address] = link
+            self._runs[address] = self._tasks.start(link.run(), f"stage {address}")
+
+    def drop_missing(self, known: set[str]) -> None:
+        """Forget addresses that nobody names any more, unless they still serve."""
+        for address in [a for a, link in self._links.items() if a not in known and not link.live]:
+            self._runs.pop(address).cancel()
+            del self._links[address]
+
+    async def find(self, static: Sequence[str], instances: Instances | None) -> None:
+        """One round of discovery."""
+        found = await addresses(static, instances)
+        if found is None:
+            found = await addresses(static, None) or set()
+            found |= set(self._links)
+        for address in found:
+            self.add(address)
+        self.drop_missing(found)
+
+    async def keep_finding(self, static: Sequence[str], instances: Instances | None, interval_s: float) -> None:
+        """Rounds of discovery until cancelled."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.find(static, instances)
+            except OSError as error:
+                log.warning("discovery: %s", error)
+
+    async def aclose(self) -> None:
+        """Hangs up on all stages."""
+        await self._tasks.aclose()
+        self._links.clear()
+
+    def start_finding(self, static: Sequence[str], instances: Instances | None, interval_s: float) -> None:
+        """keep_finding as a task of the fleet's own."""
+        self._tasks.start(self.keep_finding(static, instances, interval_s), "discovery")
+
+    def _link(self, stage: StageDescription) -> StageLink:
+        for link in self._links.values():
+            if link.live and link.description == stage:
+                return link
+        raise gone(f"{stage.instance_id} (epoch {stage.epoch})")
+
+    def _admit(self, asking: StageLink, stage: StageDescription) -> str | None:
+        return refusal(stage, self._tokenizer, self._others(asking))
+
+    def _others(self, asking: StageLink) -> Iterator[StageDescription]:
+        for link in self._links.values():
+            if link is not asking and link.live and link.description is not None:
+                yield link.description
+
+    def _changed(self, link: StageLink) -> None:
+        stage = link.description
+        if link.live and stage is not None:
+            if self._epochs.get(stage.instance_id, stage.epoch) != stage.epoch:
+                for forget in self._restarted:
+                    forget(stage.instance_id)
+            self._epochs[stage.instance_id] = stage.epoch
+        for changed in list(self._watchers):
+            changed()
+
+
+@asynccontextmanager
+async def open_fleet(
+    tokenizer: TokenizerFacts,
+    dial: DialSettings,
+    static: Sequence[str],
+    instances: Instances | None,
+    resolve_interval_s: float,
+) -> AsyncIterator[Fleet]:
+    """A fleet that dials at once what is named now, and goes on looking. ValueError: an address is not host:port."""
+    fleet = Fleet(tokenizer, dial)
+    try:
+        await fleet.find(static, instances)
+        fleet.start_finding(static, instances, resolve_interval_s)
+        yield fleet
+    finally:
+        await fleet.aclose()

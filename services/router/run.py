@@ -1,0 +1,222 @@
+"""One request between its plans: what carries over from attempt to attempt, and how it is reported in the end."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from kvrelay.errors import KvrelayError, NoStage, Overloaded
+from kvrelay.kvcache.hashing import root_hash
+from kvrelay.proto.v1 import router_pb2
+from kvrelay.rpc.convert import finish_reason_to_proto
+from kvrelay.text.stream import TextStream
+from kvrelay.types import FinishReason, Pipeline, Role, Source
+from services.router.answer import Answer
+from services.router.client import ClientStream
+from services.router.conductor import Conductor, Patience, RouteBroke
+from services.router.feeding import Feeder
+from services.router.handoff import Handoff, HandoffRules
+from services.router.input import Ask
+from services.router.legs import FleetChanged, Legs
+from services.router.report import Record, route_to_proto
+from services.router.rooms import Rooms
+from services.router.route import Question, Route, StageView
+
+log = logging.getLogger(__name__)
+
+_SETTLE_S = 0.5
+"""How long the speaking stage may take to say Finished after its last token, before its stream is cut."""
+
+
+class Run:
+    """One request from its plan to its report."""
+
+    def __init__(self, rooms: Rooms, ask: Ask, record: Record, question: Question) -> None:
+        text = TextStream(rooms.tokenizer, ask.stop, ask.sampling.stop_token_ids) if ask.return_text else None
+        self.answer = Answer(ask.sampling, rooms.fleet.example().eos_token_ids, text)
+        self._rooms = rooms
+        self._ask = ask
+        self._record = record
+        self._question = question
+        self._excluded: set[tuple[str, int]] = set()
+        self._attempts = 0
+        self._planned: Route | None = None
+        self._last_error: KvrelayError | None = None
+        self._conductor: Conductor | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the answer is complete; only once it is."""
+        assert self.answer.reason is not None
+        return self.answer.reason
+
+    def plan(self, client: ClientStream) -> Conductor:
+        """Freezes a route; tells the client of the first one. Raises NoStage, or Overloaded if that is why."""
+        self._attempts += 1
+        try:
+            route = self._rooms.policy.choose(self._now(), self._rooms.limits)
+        except NoStage:
+            if isinstance(self._last_error, Overloaded):
+                raise self._last_error from None
+            raise
+        self._record.mark("planned")
+        self._rooms.prefixes.remember(self._ask, route)
+        if self._planned is None:
+            self._planned = route
+            self._count_plan(route)
+            started = router_pb2.Started(
+                request_id=self._ask.request_id,
+                seed=self._ask.sampling.seed,
+                prompt_tokens=len(self._ask.prompt_ids),
+                route=route_to_proto(route),
+            )
+            client.start(started)
+        log.info("route: %s (%s)", route.pipeline, route.reason)
+        self._conductor = self._conducting(route, client)
+        return self._conductor
+
+    async def broke(self, broke: RouteBroke) -> None:
+        """An attempt ended before the first token. Raises its error if it was the last one."""
+        await self._close()
+        self._last_error = broke.error
+        self._fallback("planned_again")
+        if self._attempts >= self._rooms.settings.max_attempts:
+            raise broke.error
+
+    def completed(self, conductor: Conductor) -> router_pb2.Completed:
+        """The client's last message."""
+        answer, handoff = self.answer, conductor.handoff
+        assert self._planned is not None
+        ended = self._pipeline(conductor)
+        report = self._record.report(self._planned, ended, conductor.route.reason, handoff.report)
+        self._observe(conductor, ended)
+        return router_pb2.Completed(
+            reason=finish_reason_to_proto(self.reason),
+            stop_string=answer.stop_string,
+            usage=self._record.usage(answer, len(self._ask.prompt_ids)),
+            report=report,
+            text=answer.last_text,
+        )
+
+    async def part_with(self, conductor: Conductor) -> None:
+        """Main decode may go on taking the answer in; everything else is closed."""
+        draining = conductor.handoff.draining and not conductor.cut
+        if draining and self._rooms.drains.adopt(conductor):
+            self._conductor = None
+        elif not conductor.handoff.draining:
+            try:
+                async with asyncio.timeout(_SETTLE_S):
+                    await conductor.settle()
+            except TimeoutError:
+                log.info("a stage did not say Finished after its last token")
+        await self._close()
+
+    async def _close(self) -> None:
+        conductor, self._conductor = self._conductor, None
+        if conductor is not None:
+            await conductor.aclose()
+
+    def _now(self) -> Question:
+        return replace(self._question, stages=self._rooms.fleet.views(), excluded=frozenset(self._excluded))
+
+    def _conducting(self, route: Route, client: ClientStream) -> Conductor:
+        rooms, settings = self._rooms, self._rooms.settings
+        legs = Legs()
+        legs.until_closed(rooms.fleet.watch(lambda: legs.tell(FleetChanged())))
+        rules = HandoffRules(
+            mode=route.handoff_mode,
+            handoff_tokens=settings.handoff_tokens,
+            catch_up_tokens=settings.catch_up_tokens,
+            handoff_rounds=settings.handoff_rounds,
+            hold_first=route.hold_first,
+        )
+        feeder = Feeder(self._ask, rooms.fleet, legs, rooms.limits, self._now, settings.max_attempts)
+        conductor = Conductor(
+            route=route,
+            legs=legs,
+            feeder=feeder,
+            handoff=Handoff(self.answer, rules),
+            answer=self.answer,
+            client=client,
+            record=self._record,
+            metrics=rooms.metrics,
+            limits=rooms.limits,
+            patience=Patience(settings.relay_ready_s, settings.stop_grace_s, settings.singular_cut_s),
+            failed=self._failed,
+            fallback=self._fallback,
+        )
+        conductor.handoff.relay_busy = lambda: self._relay_busy(conductor)
+        return conductor
+
+    def _relay_busy(self, conductor: Conductor) -> bool:
+        """Has the relay a queue or few free slots, in a report fresh enough to believe?"""
+        settings, relay = self._rooms.settings, conductor.handoff.relay
+        if relay is None:
+            return False
+        stage = conductor.feeder.decode[relay.number].stage.description
+        load = self._rooms.fleet.fresh_load(stage, settings.load_fresh_ms / 1e3)
+        if load is None:
+            return False
+        slots = load.max_running or stage.max_running
+        return load.waiting > 0 or slots - load.running < settings.relay_busy_free_ratio * slots
+
+    def _failed(self, stage: StageView) -> None:
+        self._excluded.add(stage.incarnation)
+
+    def _fallback(self, reason: str) -> None:
+        log.info("fallback: %s", reason)
+        self._record.fallbacks.append(reason)
+        self._rooms.fallback(reason)
+
+    def _count_plan(self, route: Route) -> None:
+        rooms, key = self._rooms, f"{route.pipeline}/{route.reason}"
+        rooms.metrics.requests.labels(route.pipeline, route.reason).inc()
+        rooms.metrics.prompt_tokens.inc(len(self._ask.prompt_ids))
+        rooms.tally.requests[key] = rooms.tally.requests.get(key, 0) + 1
+        if route.reason == "singular":
+            rooms.metrics.singular.labels("bound").inc()
+            rooms.metrics.singular_saved_bytes.inc(route.avoided_bytes)
+        if route.reason in ("no-relay", "no-relay-room"):
+            self._fallback(route.reason)
+
+    def _pipeline(self, conductor: Conductor) -> Pipeline:
+        """The legs that took part in the end."""
+        relayed = self.answer.by_source[Source.RELAY] > 0
+        mained = self.answer.by_source[Source.MAIN] > 0 or (conductor.handoff.draining and not conductor.cut)
+        if relayed:
+            return Pipeline.P_RLD_MD if mained else Pipeline.P_RLD
+        if mained:
+            return Pipeline.P_MD if self.answer.by_source[Source.PREFILL] else Pipeline.MD
+        return conductor.route.pipeline
+
+    def _observe(self, conductor: Conductor, ended: Pipeline) -> None:
+        metrics, record, handoff = self._rooms.metrics, self._record, conductor.handoff.report
+        metrics.e2e.labels(ended).observe(record.elapsed_s)
+        metrics.max_gap.observe(record.max_gap_s)
+        metrics.relay_dropped.inc(handoff.relay_dropped)
+        metrics.hits(
+            prefill=record.cached.get(Role.PREFILL),
+            relay=record.cached.get(Role.RELAY),
+            main=record.cached.get(Role.MAIN),
+        )
+        if handoff.mode is not None:
+            metrics.handoffs.labels(handoff.mode).inc()
+            metrics.handoff_ids.observe(handoff.ids)
+            if record.stall_s is not None:
+                metrics.handoff_stall.labels(handoff.mode).observe(record.stall_s)
+        main = conductor.route.main
+        if main is not None and not conductor.cut and main.description.prefix_cache:
+            layout = main.description.layout
+            root = root_hash(layout, self._ask.cache_salt)
+            self._rooms.prefixes.remember_answer(
+                self._ask, main.instance_id, self.answer.ids, root, layout.block_tokens
+            )

@@ -1,0 +1,145 @@
+"""The router's connection to one address: dial, Describe, keep WatchLoad open, dial again. Knows no other stage."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from kvrelay.errors import KvrelayError, StageFailed
+from kvrelay.proto.v1 import stage_pb2, stage_pb2_grpc
+from kvrelay.rpc.channels import Purpose, open_channel
+from kvrelay.rpc.convert import description_from_proto, load_from_proto
+from kvrelay.rpc.status import from_rpc_error
+from kvrelay.types import StageDescription, StageLoad
+from services.router.route import StageView
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DialSettings:
+    """See RouterSettings."""
+
+    timeout_s: float = 5.0
+    redial_min_s: float = 0.2
+    redial_max_s: float = 5.0
+    load_silence_s: float = 5.0
+
+
+class StageLink:
+    """One address. `admit` says why a stage may not serve (None: it may); `changed` is called on every change."""
+
+    def __init__(
+        self,
+        address: str,
+        settings: DialSettings,
+        admit: Callable[["StageLink", StageDescription], str | None],
+        changed: Callable[["StageLink"], None],
+    ) -> None:
+        self.address = address
+        self.tokens = open_channel(address, Purpose.TOKENS)
+        """For Decode and Prefill streams."""
+        self.description: StageDescription | None = None
+        """As last told; it may be refused or gone, see `why_not`."""
+        self.live = False
+        """Accepted, and its load stream is open."""
+        self.load: StageLoad | None = None
+        self._load_at = 0.0
+        self._sent_requests = 0
+        self._sent_tokens = 0
+        self._why_not = "not reached yet"
+        self._settings = settings
+        self._admit = admit
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        pause = self._settings.redial_min_s
+        try:
+            async with open_channel(self.address, Purpose.CONTROL) as channel:
+                while True:
+                    if await self._session(channel):
+                        pause = self._settings.redial_min_s
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, self._settings.redial_max_s)
+        finally:
+            await self.tokens.close()
+
+    def view(self, now: float) -> StageView | None:
+        """None: it has never said who it is."""
+        if self.description is None:
+            return None
+        return StageView(
+            self.description, self.load, self.load_age_s(now), self._sent_requests, self._sent_tokens, self.why_not(now)
+        )
+
+    def load_age_s(self, now: float) -> float:
+        """Since the last report."""
+        return now - self._load_at if self.load is not None else 0.0
+
+    def why_not(self, now: float) -> str:
+        """Why the stage must not be chosen; empty: usable."""
+        if not self.live:
+            return self._why_not
+        if self.load is not None and self.load.draining:
+            return "draining"
+        age = self.load_age_s(now)
+        return f"silent for {age:.1f} s" if age > self._settings.load_silence_s else ""
+
+    def sent(self, tokens: int) -> None:
+        """A request was sent there; counts as load until the next report."""
+        self._sent_requests += 1
+        self._sent_tokens += tokens
+
+    async def _session(self, channel: grpc.aio.Channel) -> bool:
+        """One connection's life; -> whether the stage was accepted."""
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        accepted = False
+        try:
+            info = await stub.Describe(stage_pb2.DescribeRequest(), timeout=self._settings.timeout_s)
+            self.description = description_from_proto(info)
+            refusal = self._admit(self, self.description)
+            if refusal is not None:
+                self._unusable(f"refused: {refusal}")
+                return False
+            accepted = True
+            await self._watch(stub)
+            self._unusable("its load stream ended")
+        except grpc.aio.AioRpcError as error:
+            self._unusable(f"not reached: {from_rpc_error(error, self.address)}")
+        except KvrelayError as error:
+            self._unusable(f"refused: {error}")
+        return accepted
+
+    async def _watch(self, stub: "stage_pb2_grpc.StageServiceAsyncStub") -> None:
+        assert self.description is not None
+        call = stub.WatchLoad(stage_pb2.WatchLoadRequest())
+        try:
+            async for report in call:
+                self.load, self._load_at = load_from_proto(report), time.monotonic()
+                self._sent_requests = self._sent_tokens = 0
+                if not self.live:
+                    self.live = True
+                    log.info("stage %s at %s joined", self.description.instance_id, self.address)
+                    self._changed(self)
+        finally:
+            call.cancel()
+            if self.live:
+                self.live, self.load = False, None
+                self._why_not = "its load stream ended"
+                log.info("stage %s at %s left", self.description.instance_id, self.address)
+                self._changed(self)
+
+    def _unusable(self, why: str) -> None:
+        if why != self._why_not:
+            log.warning("stage at %s is not usable: %s", self.address, why)
+        self._why_not = why
+        self._changed(self)
+
+
+def gone(address: str) -> StageFailed:
+    """The stage that a leg was to be opened at has left meanwhile."""
+    return StageFailed(f"{address} has left the fleet")
