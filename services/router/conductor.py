@@ -138,15 +138,14 @@ class Conductor:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _on(self, event: Event) -> Sequence[actions.Action]:
-        try:
-            if isinstance(event, FromDecode):
-                return self._from_decode(event.number, event.event)
-            if isinstance(event, FromPrefill):
+        if isinstance(event, FromDecode | FromPrefill):
+            try:
+                if isinstance(event, FromDecode):
+                    return self._from_decode(event.number, event.event)
                 return self._from_prefill(event.number, event.event)
-        except InvalidRequest as error:  # a message that makes no sense is the stage's fault, never the client's
-            number = event.number
-            self.legs.close(number)
-            event = Ended(number, StageFailed(f"a stage sent nonsense: {error}"))
+            except InvalidRequest as error:  # a message that makes no sense is the stage's fault, never the client's
+                self.legs.close(event.number)
+                event = Ended(event.number, StageFailed(f"a stage sent nonsense: {error}"))
         if isinstance(event, Ended):
             return self._ended(event)
         if isinstance(event, RelayLate):
@@ -204,7 +203,10 @@ class Conductor:
             return []
         self._crossed(ended.transfer_id, ended.wire_bytes)
         saved = ended.blocks_cached * leg.stage.description.layout.block_bytes
-        self.metrics.pushed(ended.instance_id, wire_bytes=ended.wire_bytes, saved_bytes=saved, seconds=ended.seconds)
+        outcome = prefill_pb2.PushEnded.Outcome.Name(ended.outcome).removeprefix("OUTCOME_").lower()
+        self.metrics.pushed(
+            leg.stage.instance_id, outcome, wire_bytes=ended.wire_bytes, saved_bytes=saved, seconds=ended.seconds
+        )
         if ended.outcome == prefill_pb2.PushEnded.OUTCOME_COMMITTED:
             return []
         why = ended.detail or outcome

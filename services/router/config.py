@@ -53,8 +53,8 @@ class RouterSettings(ServiceSettings):
 
     lookup_timeout_ms: float = Field(20.0, gt=0)
     """Longest wait for the prefix index; then remembered hits are used, marked degraded."""
-    remembered_blocks: int = Field(200_000, ge=0)
-    """Block hashes the router remembers of what it routed."""
+    remembered_blocks: int = Field(65_536, ge=1)
+    """Block hashes the router remembers of what it routed, for each stage."""
 
     max_in_flight: int = Field(256, ge=1)
     """Requests served at once."""

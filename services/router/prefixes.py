@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvrelay.index.base import PrefixIndex
-from kvrelay.index.memory import MemoryIndex
+from kvrelay.index.memory import MemoryIndex, RememberingIndex
+from kvrelay.index.redis import RedisIndex
 from kvrelay.kvcache.hashing import block_hashes
 from services.router.input import Ask
 from services.router.route import Route
@@ -23,29 +23,20 @@ class Hits:
 class Prefixes:
     """`shared` is None without Redis: then everything is remembered, and degraded."""
 
-    def __init__(self, shared: PrefixIndex | None, memory: MemoryIndex) -> None:
+    def __init__(self, shared: RedisIndex | None, memory: MemoryIndex) -> None:
         self._shared = shared
+        self._index = RememberingIndex(shared, memory)
         self._memory = memory
-        self._connected = shared is not None
 
     @property
     def connected(self) -> bool:
-        """Did the last look-up reach the shared index?"""
-        return self._connected
+        """Does the shared index answer?"""
+        return self._shared is not None and self._shared.connected
 
     async def hits(self, hashes: Sequence[bytes], block_tokens: int) -> Hits:
         """One look-up. Never fails: without an answer it is degraded."""
-        if not hashes:
-            return Hits({}, self._shared is None)
-        degraded = True
-        found = None
-        if self._shared is not None:
-            found = await self._shared.lookup(hashes)
-            degraded = found.degraded
-            self._connected = not degraded
-        if found is None or degraded:
-            found = await self._memory.lookup(hashes)
-        return Hits({name: depth * block_tokens for name, depth in found.depths.items()}, degraded)
+        found = await self._index.lookup(hashes)
+        return Hits({name: depth * block_tokens for name, depth in found.depths.items()}, found.degraded)
 
     def remember(self, ask: Ask, route: Route) -> None:
         """The stages of this route will hold the prompt."""
