@@ -1,0 +1,68 @@
+"""How the index lies in Redis: keys, the description's JSON, connections. Asks and writes nothing by itself.
+
+<prefix>instances               SET   of instance ids that have ever announced and were not cleared yet
+<prefix>instance:<id>           HASH  epoch, sequence, description (JSON), scoring (the epoch, once its cache is
+                                      announced in full); TTL renewed by heartbeats
+<prefix>own:<id>                SET   of the block hashes that name <id> as a holder
+<prefix>block:<16 bytes>        HASH  instance id -> epoch
+"""
+
+import dataclasses
+import json
+from typing import Any, TypeAlias
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvrelay.kvcache.hashing import DIGEST_BYTES
+from kvrelay.types import LayoutFingerprint, Role, StageDescription
+
+PREFIX = "kvrelay:"
+HASH_BYTES = DIGEST_BYTES
+
+INSTANCES = f"{PREFIX}instances"
+
+Client: TypeAlias = redis.asyncio.Redis
+"""Replies are bytes."""
+
+
+def instance_key(instance_id: str) -> str:
+    """Who it is, and that it lives."""
+    return f"{PREFIX}instance:{instance_id}"
+
+
+def own_key(instance_id: str) -> str:
+    """What it holds."""
+    return f"{PREFIX}own:{instance_id}"
+
+
+def connect(url: str, *, timeout_s: float) -> Client:
+    """A client that tries everything once: who calls knows what a failure means. ValueError: not a Redis URL."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+        # RESP2 and no client info: connecting costs no round trip of its own.
+        protocol=2,
+        driver_info=None,
+    )
+
+
+def description_to_json(description: StageDescription) -> str:
+    """All fields."""
+    return json.dumps(dataclasses.asdict(description))
+
+
+def description_from_json(text: bytes) -> StageDescription:
+    """ValueError: written by a version that this one does not understand."""
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        fields["role"] = Role(fields["role"])
+        fields["layout"] = LayoutFingerprint(**fields["layout"])
+        fields["eos_token_ids"] = tuple(fields["eos_token_ids"])
+        return StageDescription(**fields)
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"not a stage description of this version: {exc!r}") from exc
