@@ -19,7 +19,7 @@ _FINAL = (LayoutMismatch, ProtocolViolation, InvalidRequest, Unsupported)
 class GrpcLane:
     """A Push stream."""
 
-    def __init__(self, stub: kv_pb2_grpc.KvTransferServiceAsyncStub, offer: Offer, peer: str) -> None:
+    def __init__(self, stub: "kv_pb2_grpc.KvTransferServiceAsyncStub", offer: Offer, peer: str) -> None:
         self._call = stub.Push()
         self._offer: Offer | None = offer
         self._peer = peer

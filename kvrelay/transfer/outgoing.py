@@ -179,8 +179,8 @@ class OutgoingTransfer:
                     self._moved.set()
         finally:
             writer.cancel()
+            slot.close()  # before the wait, which may be cut short
             await asyncio.gather(writer, return_exceptions=True)
-            slot.close()
 
     async def _write(self, slot: Slot, lane: Lane) -> None:
         block_ids, transfer_id = self._feed.block_ids, self._offer.transfer_id
