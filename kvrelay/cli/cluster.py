@@ -14,6 +14,7 @@ from kvrelay.cli import ready
 from kvrelay.cli.ports import bindable, free_ports
 from kvrelay.cli.process import Process, State
 from kvrelay.cli.spec import Addresses, ClusterSpec, redis_argv, router_argv, stage_argv, wan_argv
+from kvrelay.index.server import find_redis
 
 Observer = Callable[[Process], None]
 
@@ -116,7 +117,7 @@ class Cluster:
         return reach | {"redis": await ready.mapped(self.wan_address, self.at.redis, "a")}
 
     async def _launch(self, name: str, reach: Mapping[str, str] | None = None) -> None:
-        argv = self._argv(name, dict(reach or {}))
+        argv = await asyncio.to_thread(self._argv, name, dict(reach or {}))
         address = {"router": self.at.router, "redis": self.at.redis, "wan": self.at.wan, **self.at.stages}[name]
         log = self.spec.log_dir / f"{name}.log"
         self.processes[name] = Process(name, argv, log, address, self._changed)
@@ -126,7 +127,7 @@ class Cluster:
     def _argv(self, name: str, reach: dict[str, str]) -> list[str]:
         far_redis = reach.pop("redis", "")
         if name == "redis":
-            return redis_argv(self.spec, self.at)
+            return redis_argv(find_redis(), self.at)
         if name == "wan":
             return wan_argv(self.spec, self.at)
         if name == "router":

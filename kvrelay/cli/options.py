@@ -22,10 +22,14 @@ FrequencyPenalty = Annotated[float | None, typer.Option(help="Over output.")]
 Seed = Annotated[int | None, typer.Option(help="Drawn by the router if not given.")]
 MinTokens = Annotated[int | None, typer.Option()]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos")]
-StopStrings = Annotated[list[str] | None, typer.Option("--stop", help="Stop string; may be given more than once.")]
-StopIds = Annotated[list[int] | None, typer.Option("--stop-id", help="Stop token id; may be given more than once.")]
-Forced = Annotated[Pipeline | None, typer.Option("--pipeline", help="Force it.")]
-Handoff = Annotated[HandoffMode | None, typer.Option("--handoff-mode", help="Force it.")]
+StopStrings = Annotated[list[str] | None, typer.Option("--stop", help="Stop string; may be repeated.", metavar="TEXT")]
+StopIds = Annotated[list[int] | None, typer.Option("--stop-id", help="Stop token; may be repeated.", metavar="ID")]
+Forced = Annotated[
+    Pipeline | None, typer.Option("--pipeline", help="Force p-md, p-rld-md, p-rld or md.", metavar="NAME")
+]
+Handoff = Annotated[
+    HandoffMode | None, typer.Option("--handoff-mode", help="Force one-shot, catch-up or dynamic.", metavar="MODE")
+]
 Salt = Annotated[str, typer.Option("--cache-salt", help="KV is shared among equal salts only.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead.")]

@@ -80,10 +80,10 @@ def flags(settings: Mapping[str, object]) -> list[str]:
     return [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if value != ""]
 
 
-def redis_argv(spec: ClusterSpec, at: Addresses) -> list[str]:
-    """Redis, on PATH or embedded."""
+def redis_argv(program: Path, at: Addresses) -> list[str]:
+    """Redis, which keeps nothing on disk: the index is made again from what the stages hold."""
     host, port = at.redis.rsplit(":", 1)
-    return [sys.executable, "-m", "kvrelay.index.server", *flags({"host": host, "port": port})]
+    return [str(program), "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
 
 
 def wan_argv(spec: ClusterSpec, at: Addresses) -> list[str]:

@@ -12,24 +12,26 @@ from kvrelay.cli.spec import ClusterSpec
 
 
 def up(
-    prefill: Annotated[int, typer.Option(help="Prefill stages (site A).", min=0)] = 1,
-    relay: Annotated[int, typer.Option(help="Relay-decode stages (site A).", min=0)] = 1,
-    main: Annotated[int, typer.Option(help="Main-decode stages (site B).", min=0)] = 1,
-    main_local: Annotated[int, typer.Option(help="Main-decode stages at site A.", min=0)] = 0,
+    prefill: Annotated[int, typer.Option(help="Prefill stages (site A).", min=0, metavar="N")] = 1,
+    relay: Annotated[int, typer.Option(help="Relay-decode stages (site A).", min=0, metavar="N")] = 1,
+    main: Annotated[int, typer.Option(help="Main-decode stages (site B).", min=0, metavar="N")] = 1,
+    main_local: Annotated[int, typer.Option(help="Main-decode stages at site A.", min=0, metavar="N")] = 0,
     model: Annotated[str, typer.Option(help="smollm2, tiny, a directory, or a .gguf file.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16; none: the device's own.")] = "",
-    threads: Annotated[int, typer.Option(help="torch threads a stage.", min=0)] = 1,
-    pool_tokens: Annotated[int, typer.Option(help="KV room of a stage.", min=1)] = 16384,
+    threads: Annotated[int, typer.Option(help="torch threads a stage.", min=0, metavar="N")] = 1,
+    pool_tokens: Annotated[int, typer.Option(help="KV room of a stage.", min=1, metavar="N")] = 16384,
     pace: Annotated[str, typer.Option(help="Emulated accelerator: fixed=MS,token=MS,...")] = "",
     policy: Annotated[str, typer.Option(help="pdd, pd-local or pd-remote.")] = "pdd",
     wan_rate: Annotated[str, typer.Option(help="Of each direction: 100mbit, 12.5MB, ...")] = "100mbit",
-    wan_delay_ms: Annotated[float, typer.Option(help="One way.", min=0)] = 20.0,
-    wan_jitter_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    wan_delay_ms: Annotated[float, typer.Option(help="One way.", min=0, metavar="MS")] = 20.0,
+    wan_jitter_ms: Annotated[float, typer.Option(min=0, metavar="MS")] = 0.0,
     host: Annotated[str, typer.Option(help="To bind.")] = "127.0.0.1",
-    router_port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 50050,
-    router_set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE: a setting of the router.")] = None,
-    stage_set: Annotated[list[str] | None, typer.Option(help="[ROLE.]KEY=VALUE: of stages.")] = None,
+    router_port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535, metavar="N")] = 50050,
+    router_set: Annotated[list[str] | None, typer.Option(help="A setting of the router.", metavar="KEY=VALUE")] = None,
+    stage_set: Annotated[
+        list[str] | None, typer.Option(help="A setting of stages.", metavar="[ROLE.]KEY=VALUE")
+    ] = None,
     log_dir: Annotated[Path, typer.Option(help="One file a process.")] = Path("kvrelay-logs"),
 ) -> None:
     """Run Redis, the WAN emulator, all stages and the router on this host. The WAN is emulated.
