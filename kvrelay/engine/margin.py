@@ -11,6 +11,9 @@ from kvrelay.engine.noise import Floats
 from kvrelay.engine.sampler import penalized, ranked, scaled
 from kvrelay.types import Sampling
 
+_TINY = float(np.finfo(np.float64).tiny)
+"""Keeps a token that ties with the last one inside outside."""
+
 
 def margin(
     logits: NDArray[np.floating],
@@ -49,14 +52,24 @@ def _slack(z: Floats, sampling: Sampling) -> Floats:
     inside = np.full(len(z), math.inf)
     k = sampling.top_k if 0 < sampling.top_k < len(z) else len(z)
     if k < len(z):
-        inside[:k] = sorted_z[:k] - sorted_z[k]
-        inside[k:] = np.minimum(sorted_z[k:] - sorted_z[k - 1], -np.finfo(np.float64).tiny)
+        inside = _rank_distance(sorted_z, k)
     if sampling.top_p < 1:
         mass = np.cumsum(np.exp(sorted_z)) / np.exp(sorted_z[:k]).sum()
         room = sampling.top_p - np.concatenate(([0.0], mass[:-1]))
-        inside = np.minimum(inside, np.where(room > 0, room, np.minimum(room, -np.finfo(np.float64).tiny)))
+        by_mass = np.where(room > 0, room, np.minimum(room, -_TINY))
+        by_rank = _rank_distance(sorted_z, int((room > 0).sum()))
+        inside = np.minimum(inside, np.where(room > 0, np.minimum(by_mass, by_rank), np.maximum(by_mass, by_rank)))
     if sampling.min_p > 0:
         inside = np.minimum(inside, sorted_z - math.log(sampling.min_p))
     slack = np.empty(len(z))
     slack[order] = inside
     return slack
+
+
+def _rank_distance(sorted_z: Floats, kept: int) -> Floats:
+    """How far each token is inside or outside of the `kept` best: to change places, logits must meet across the cut."""
+    if kept >= len(sorted_z):
+        return np.full(len(sorted_z), math.inf)
+    inside = sorted_z[:kept] - sorted_z[kept]
+    outside = np.minimum(sorted_z[kept:] - sorted_z[kept - 1], -_TINY)
+    return np.concatenate((inside, outside))

@@ -95,16 +95,16 @@ def penalized(
 
 
 def candidates(scores: Floats, sampling: Sampling) -> tuple[UInts, Floats]:
-    """Token ids that may be drawn, and their logits over temperature, shifted so that the best has 0."""
+    """Token ids that may be drawn, in any order, and their logits over temperature, shifted so that the best has 0."""
     z = scaled(scores, sampling.temperature)
-    ids = noise.all_ids(len(z))
+    ids = everything = noise.all_ids(len(z))
     if 0 < sampling.top_k < len(z):
         ids = _best(z, sampling.top_k)
     if sampling.top_p < 1:
         ids = _nucleus(z, ids, sampling.top_p)
     if sampling.min_p > 0:
         ids = ids[z[ids] >= math.log(sampling.min_p)]
-    return ids, z if len(ids) == len(z) else z[ids]
+    return ids, z if ids is everything else z[ids]
 
 
 def scaled(scores: Floats, temperature: float) -> Floats:
