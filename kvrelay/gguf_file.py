@@ -77,7 +77,7 @@ def open_gguf(path: Path) -> GgufFile:
         raise ModelFileError(f"{path}: cannot be read: {error}") from error
     try:
         return _parse(path, data)
-    except (struct.error, UnicodeDecodeError, OverflowError, _Bad) as error:
+    except (struct.error, UnicodeDecodeError, OverflowError, RecursionError, _Bad) as error:
         raise ModelFileError(f"{path}: corrupt or truncated GGUF header: {error}") from error
 
 
