@@ -133,10 +133,14 @@ async def _health_of(fleet: Fleet, health: ServerHealth) -> AsyncIterator[None]:
     changed.set()
 
     async def follow() -> None:
+        told: Role | str | None = "nothing yet"
         while True:
             await changed.wait()
             changed.clear()
             missing = missing_leg(fleet)
+            if missing == told:
+                continue
+            told = missing
             if missing is None:
                 await health.serving()
             else:

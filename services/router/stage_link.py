@@ -136,8 +136,8 @@ class StageLink:
     def _unusable(self, why: str) -> None:
         if why != self._why_not:
             log.warning("stage at %s is not usable: %s", self.address, why)
-        self._why_not = why
-        self._changed(self)
+            self._why_not = why
+            self._changed(self)
 
 
 def gone(address: str) -> StageFailed:
