@@ -1,7 +1,7 @@
 """The commands. gRPC reads two variables when it is loaded, so they are set before any command is.
 
-Its INFO lines (a peer said goodbye, a fork was seen) are no business of a person at a terminal; and children are started
-by fork and exec, which needs none of gRPC's fork handlers.
+Its INFO lines (a peer said goodbye, a fork was seen) are no business of a person at a terminal, and children are
+started by fork and exec, which needs none of its fork handlers.
 """
 
 import os

@@ -17,32 +17,50 @@ async def _fleet(address: str) -> int:
     async with open_channel(address) as channel:
         known = await router_pb2_grpc.RouterServiceStub(channel).GetFleet(router_pb2.GetFleetRequest(), timeout=10.0)
     out.print(stages_table(known))
-    index = "connected" if known.index_connected else "[yellow]not connected[/yellow]"
-    out.print(f"policy {known.policy}, in flight {known.in_flight}, prefix index {index}")
-    for title, counts in (("requests", known.requests), ("fallbacks", known.fallbacks)):
-        for name, count in sorted(counts.items(), key=lambda item: -item[1]):
-            out.print(f"{title} {count} × {name}", markup=False)
+    for note in notes(known):
+        out.print(note, markup=False, soft_wrap=True)
     return 0 if known.stages else 1
 
 
 def stages_table(known: router_pb2.Fleet) -> Table:
-    """One row a stage."""
-    table = Table("stage", "role", "site", "address", "state", "running", "waiting", "KV tokens used", "steps", "links")
+    """One row a stage; KV held, cached and room in tokens."""
+    table = Table("stage", "role", "site", "address", box=None, pad_edge=False)
+    for name in ("usable", "running", "waiting", "held", "cached", "room"):
+        table.add_column(name, justify="right", no_wrap=True)
     for stage in known.stages:
         info, load = stage.info, stage.load
         block = info.layout.block_tokens
-        used = (load.blocks_total - load.blocks_free - load.blocks_cached) * block
-        links = ", ".join(f"{link.peer} {link.goodput_bytes_per_s / 1e6:.1f} MB/s" for link in load.links)
         table.add_row(
             info.instance_id,
             common_pb2.Role.Name(info.role).removeprefix("ROLE_").lower(),
             info.site,
             info.address,
-            "[green]usable[/green]" if stage.usable else f"[red]{stage.why_not}[/red]",
+            "[green]yes[/green]" if stage.usable else "[red]no[/red]",
             f"{load.running}/{load.max_running}",
             str(load.waiting),
-            f"{used} of {load.blocks_total * block} (+{load.blocks_cached * block} cached)",
-            f"{load.steps}" + (f" ({load.steps_overrun} overran)" if info.pace else ""),
-            links,
+            str((load.blocks_total - load.blocks_free - load.blocks_cached) * block),
+            str(load.blocks_cached * block),
+            str(load.blocks_total * block),
         )
     return table
+
+
+def notes(known: router_pb2.Fleet) -> list[str]:
+    """What does not fit the table, a line each."""
+    lines = []
+    for stage in known.stages:
+        name = stage.info.instance_id or stage.info.address
+        if not stage.usable:
+            lines.append(f"{name} is not usable: {stage.why_not}")
+        if stage.info.pace:
+            steps, overran = stage.load.steps, stage.load.steps_overrun
+            lines.append(f"{name} is paced ({stage.info.pace}): {overran} of {steps} steps overran")
+        lines += [
+            f"{name} → {link.peer}: {link.goodput_bytes_per_s / 1e6:.1f} MB/s, {link.pending_bytes / 1e6:.1f} MB pending"
+            for link in stage.load.links
+        ]
+    index = "connected" if known.index_connected else "not connected"
+    lines.append(f"policy {known.policy}, {known.in_flight} in flight, prefix index {index}")
+    for title, counts in (("request", known.requests), ("fallback", known.fallbacks)):
+        lines += [f"{count} × {title} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1])]
+    return lines

@@ -72,7 +72,8 @@ async def _generate(address: str, request: router_pb2.GenerateRequest, timeout_s
         out.print_json(json.dumps(facts(answer) | {"ids": answer.ids, "text": answer.text}))
     else:
         out.print()
-        err.print(_table(answer))
+        if answer.completed is not None:
+            err.print(_table(answer))
     if answer.error:
         err.print(f"[red]kvrelay:[/red] {address}: {answer.error}", markup=True, soft_wrap=True)
     return 0 if answer.ok else 1

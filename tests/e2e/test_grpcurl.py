@@ -55,7 +55,7 @@ async def test_generate_streams_started_outputs_and_one_completed(town: Cluster,
     assert set(kinds[1:-1]) == {"output"}
     completed = ran.documents()[-1]["completed"]
     assert completed["reason"] == "FINISH_REASON_LENGTH"
-    assert completed["usage"]["completionTokens"] == 9
+    assert completed["usage"]["completion_tokens"] == 9
     again = await grpcurl(town.router_address, GENERATE, data=asked)
     assert text_of(again.documents()) == text_of(ran.documents()), "the same seed draws the same text"
 
@@ -71,7 +71,7 @@ async def test_plan_tokenize_and_fleet_answer(town: Cluster, router: Router) -> 
     fleet = await grpcurl(town.router_address, f"{service}/GetFleet")
     assert plan.documents()[0]["route"]["reason"]
     assert tokens.documents()[0]["ids"]
-    assert {stage["info"]["instanceId"] for stage in fleet.documents()[0]["stages"]} == set(town.at.stages)
+    assert {stage["info"]["instance_id"] for stage in fleet.documents()[0]["stages"]} == set(town.at.stages)
 
 
 IDS = {"tokenIds": {"ids": [1, 2, 3]}}
@@ -81,7 +81,7 @@ BAD = [
     ({"prompt": ""}, "InvalidArgument", "prompt"),
     ({"tokenIds": {}}, "InvalidArgument", "token_ids"),
     ({"tokenIds": {"ids": [5_000_000]}}, "InvalidArgument", "token_ids"),
-    ({"tokenIds": {"ids": [7] * 5000}}, "InvalidArgument", "4096"),
+    ({"tokenIds": {"ids": [7] * 5000}}, "InvalidArgument", "4095"),
     ({"chat": {}}, "InvalidArgument", "chat"),
     ({"chat": {"messages": TURNS}}, "InvalidArgument", "chat.messages"),
     ({"chat": {"messages": [{"role": "king", "content": "a"}]}}, "InvalidArgument", "chat.messages[0].role"),
