@@ -2,7 +2,7 @@
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
-MOST_BARREN = 12
+MOST_BARREN = 8
 """Times in a row that a lane may open and break without one acknowledged frame."""
 
 

@@ -7,7 +7,7 @@ MAX_WINDOW_BYTES = 16 * 1024 * 1024
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
 _FORGET_S = 1.0
-"""Seconds' worth of bytes after which a slower rate has mostly replaced a faster one."""
+"""Busy seconds after which a slower rate has mostly replaced a faster one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Window:
         """A frame is acknowledged."""
         self.in_flight -= flight.size
         self._delivered += flight.size
-        self._delivered_at = now
+        since, self._delivered_at = now - self._delivered_at, now
         self._measure_round_trip(now - flight.sent_at, flight.alone, now)
         elapsed = now - flight.delivered_at
         if elapsed > 0:
-            self._measure_rate((self._delivered - flight.delivered) / elapsed, flight)
+            self._measure_rate((self._delivered - flight.delivered) / elapsed, flight.starved, since)
 
     def lost(self, flight: Flight) -> None:
         """A frame will not be acknowledged: its lane broke."""
@@ -97,8 +97,8 @@ class Window:
             self.round_trip_s = seconds
             self._measured_at = now
 
-    def _measure_rate(self, sample: float, flight: Flight) -> None:
+    def _measure_rate(self, sample: float, starved: bool, since: float) -> None:
         if sample >= self.rate:
             self.rate += (sample - self.rate) * 0.5
-        elif not flight.starved:
-            self.rate += (sample - self.rate) * min(1.0, flight.size / (self.rate * _FORGET_S))
+        elif not starved:
+            self.rate += (sample - self.rate) * min(1.0, since / _FORGET_S)

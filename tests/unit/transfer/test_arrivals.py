@@ -1,0 +1,56 @@
+"""The receiver's bookkeeping against a plain model: sets of bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvrelay.transfer.arrivals import Arrivals
+
+SIZE = 12
+
+
+class ArrivalsMachine(RuleBasedStateMachine):
+    """Frames come in any order, overlapping and more than once."""
+
+    @initialize(blocks=st.integers(0, 6), data=st.data())
+    def begin(self, blocks: int, data: st.DataObject) -> None:
+        self.blocks = blocks
+        self.have = data.draw(st.integers(0, blocks))
+        self.arrivals = Arrivals(blocks, self.have, SIZE)
+        self.bytes = {b: set(range(SIZE)) if b < self.have else set[int]() for b in range(blocks)}
+
+    @rule(data=st.data())
+    def frame(self, data: st.DataObject) -> None:
+        if not self.blocks:
+            return
+        block = data.draw(st.integers(0, self.blocks - 1))
+        offset = data.draw(st.integers(0, SIZE - 1))
+        length = data.draw(st.integers(1, SIZE - offset))
+        before = len(self.bytes[block]) == SIZE
+        self.bytes[block].update(range(offset, offset + length))
+        assert self.arrivals.add(block, offset, length) == (not before and len(self.bytes[block]) == SIZE)
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        whole = [len(self.bytes[b]) == SIZE for b in range(self.blocks)]
+        arrivals = self.arrivals
+        assert arrivals.complete == all(whole)
+        assert arrivals.leading == next((b for b, w in enumerate(whole) if not w), self.blocks)
+        assert arrivals.received == sum(whole) - self.have
+        assert [b for r in arrivals.missing() for b in range(r.first, r.end)] == [
+            b for b, w in enumerate(whole) if not w
+        ]
+        assert [arrivals.is_whole(b) for b in range(self.blocks)] == whole
+
+
+TestArrivals = ArrivalsMachine.TestCase
+
+
+@given(st.integers(0, 5), st.integers(-2, 8))
+def test_have_lies_between_nothing_and_everything(blocks: int, have: int) -> None:
+    if 0 <= have <= blocks:
+        assert Arrivals(blocks, have, SIZE).leading == have
+    else:
+        with pytest.raises(ValueError, match=f"have {have} of {blocks}"):
+            Arrivals(blocks, have, SIZE)

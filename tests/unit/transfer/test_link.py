@@ -1,0 +1,136 @@
+"""Whose turn it is on a link: pure scheduling, on a carrier that carries nothing."""
+
+import asyncio
+
+from kvrelay.transfer.carrier import Carrier, Lane, Offer
+from kvrelay.transfer.feed import BlockFeed
+from kvrelay.transfer.frames import Span
+from kvrelay.transfer.link import AGING_EVERY, Entry, Link, Slot
+from kvrelay.transfer.outbox import Outbox
+from kvrelay.types import BlockRange
+
+FRAME = 100_000
+"""Five fit the smallest window."""
+
+
+class NoCarrier:
+    def open(self, connection: int, offer: Offer) -> Lane:
+        raise AssertionError("no lane is opened here")
+
+    async def close(self) -> None:
+        return
+
+
+class Push:
+    """A push that asks for frames and acknowledges them when told to."""
+
+    def __init__(self, link: Link, blocks: int, published: int | None = None) -> None:
+        self.feed = BlockFeed(range(blocks))
+        self.feed.publish(blocks if published is None else published)
+        self.outbox = Outbox(FRAME, FRAME)
+        self.entry = Entry(self.outbox, self.feed)
+        link.join(self.entry)
+        self.outbox.asked(0, [BlockRange(0, blocks)])
+        self.slot = Slot(link, self.entry, 0)
+        self.granted: list[Span] = []
+        self.feed.subscribe(link.pump)
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            self.granted.append(await self.slot.next())
+
+    def ack(self) -> None:
+        self.slot.acked(sum(span.length for span in self.granted))
+
+    async def stop(self, link: Link) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        self.slot.close()
+        link.leave(self.entry)
+
+
+def a_link() -> Link:
+    carrier: Carrier = NoCarrier()
+    return Link("peer", carrier, 4, FRAME)
+
+
+async def settle() -> None:
+    for _ in range(40):
+        await asyncio.sleep(0)
+
+
+async def test_the_window_bounds_all_pushes_together() -> None:
+    link = a_link()
+    pushes = [Push(link, 50), Push(link, 50)]
+    await settle()
+    assert sum(len(p.granted) for p in pushes) * FRAME == link.window.in_flight <= link.window.size
+    assert link.pending_bytes == 100 * FRAME
+    for push in pushes:
+        await push.stop(link)
+    assert link.window.in_flight == 0
+    assert link.pending_bytes == 0
+
+
+async def test_the_push_with_the_fewest_remaining_bytes_goes_first() -> None:
+    link = a_link()
+    large = Push(link, 500)
+    await settle()
+    small = Push(link, 6)
+    await settle()
+    sent_before = len(large.granted)
+    while len(small.granted) < 6:
+        large.ack()
+        small.ack()
+        await settle()
+    assert len(large.granted) - sent_before <= 6  # what the aging gives, and the last turn
+    await large.stop(link)
+    await small.stop(link)
+
+
+async def test_a_large_push_gets_its_share_among_ever_new_small_ones() -> None:
+    link = a_link()
+    large = Push(link, 500)
+    await settle()
+    small: list[Push] = []
+    for _ in range(60):
+        small.append(Push(link, 2))
+        await settle()
+        for push in (large, *small):
+            push.ack()
+        await settle()
+    assert len(large.granted) >= 5 + 120 // AGING_EVERY - 2
+    for push in (large, *small):
+        await push.stop(link)
+
+
+async def test_only_published_blocks_are_granted_and_publishing_wakes_the_lane() -> None:
+    link = a_link()
+    push = Push(link, 4, published=1)
+    await settle()
+    assert [s.block for s in push.granted] == [0]
+    push.feed.publish(3)
+    await settle()
+    assert [s.block for s in push.granted] == [0, 1, 2]
+    await push.stop(link)
+
+
+async def test_a_lane_cancelled_in_its_turn_gives_the_frame_back() -> None:
+    link = a_link()
+    push = Push(link, 1, published=0)
+    await settle()
+    push.feed.publish(1)  # grants in this very step ...
+    push.task.cancel()  # ... and the lane never gets to see it
+    await settle()
+    push.slot.close()
+    assert link.window.in_flight == 0
+    push.outbox.asked(0, [BlockRange(0, 1)])
+    assert push.outbox.has_next(1)
+    link.leave(push.entry)
+
+
+def test_lanes_are_spread_over_the_connections() -> None:
+    link = a_link()
+    assert [link.claim_connection() for _ in range(6)] == [0, 1, 2, 3, 0, 1]
+    link.yield_connection(2)
+    assert link.claim_connection() == 2

@@ -1,0 +1,99 @@
+"""The window finds a link's rate and round trip, on a link made of arithmetic."""
+
+import pytest
+
+from kvrelay.transfer.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, PROBE_AFTER_S, Flight, Window
+
+FRAME = 256 * 1024
+
+
+class PlainLink:
+    """A link of a fixed rate and round trip, kept as full as the window allows, in simulated time."""
+
+    def __init__(self, rate: float, round_trip_s: float) -> None:
+        self.rate, self.round_trip_s = rate, round_trip_s
+        self.window = Window(FRAME)
+        self.now = 100.0
+        self.free_at = 0.0
+        self.under_way: list[tuple[float, Flight]] = []
+        self.acked = 0
+
+    def run(self, seconds: float) -> float:
+        """Bytes a second that it carried."""
+        end, before, began = self.now + seconds, self.acked, self.now
+        while self.now < end:
+            while self.window.admits(FRAME, self.now):
+                self.free_at = max(self.free_at, self.now) + FRAME / self.rate
+                self.under_way.append((self.free_at + self.round_trip_s, self.window.sent(FRAME, self.now)))
+            self.now, flight = self.under_way.pop(0)
+            self.window.acked(flight, self.now)
+            self.acked += FRAME
+        return (self.acked - before) / (self.now - began)
+
+    def drain(self) -> None:
+        self.window.starved()
+        for self.now, flight in self.under_way:
+            self.window.acked(flight, self.now)
+        self.under_way.clear()
+
+
+@pytest.mark.parametrize("rate", [1e6, 12.5e6, 125e6])
+@pytest.mark.parametrize("round_trip_s", [0.001, 0.02, 0.06])
+def test_a_full_link_is_measured_and_filled(rate: float, round_trip_s: float) -> None:
+    link = PlainLink(rate, round_trip_s)
+    link.run(3.0)
+    assert link.run(10.0) > 0.95 * rate
+    assert link.window.rate == pytest.approx(rate, rel=0.1)
+
+
+def test_the_window_is_never_smaller_or_larger_than_its_bounds() -> None:
+    window = Window(FRAME)
+    assert window.size == MIN_WINDOW_BYTES
+    link = PlainLink(1e9, 0.2)
+    link.run(5.0)
+    assert link.window.size == MAX_WINDOW_BYTES
+
+
+def test_a_long_saturated_link_does_not_take_its_own_queue_for_distance() -> None:
+    link = PlainLink(10e6, 0.02)
+    link.run(60.0)
+    assert link.window.round_trip_s is not None
+    assert link.window.round_trip_s < 0.02 + 2 * FRAME / 10e6
+
+
+def test_a_longer_path_is_found_out_while_the_link_is_busy() -> None:
+    link = PlainLink(50e6, 0.005)
+    link.run(5.0)
+    link.round_trip_s = 0.08
+    link.run(3 * PROBE_AFTER_S)
+    assert link.run(5.0) > 0.9 * 50e6
+
+
+def test_small_transfers_do_not_make_a_fast_link_look_slow() -> None:
+    link = PlainLink(50e6, 0.05)
+    link.run(5.0)
+    link.drain()
+    for _ in range(100):
+        link.now += 0.5
+        flight = link.window.sent(8192, link.now)
+        link.window.starved()
+        link.now += 0.05
+        link.window.acked(flight, link.now)
+    assert link.window.rate == pytest.approx(50e6, rel=0.1)
+
+
+def test_a_slower_link_is_noticed_within_seconds() -> None:
+    link = PlainLink(50e6, 0.01)
+    link.run(3.0)
+    link.rate = 5e6
+    link.run(12.0)
+    assert link.window.rate == pytest.approx(5e6, rel=0.15)
+
+
+def test_lost_frames_leave_the_window() -> None:
+    window = Window(FRAME)
+    flights = [window.sent(1000, 1.0) for _ in range(3)]
+    for flight in flights:
+        window.lost(flight)
+    assert window.in_flight == 0
+    assert window.rate == 0.0
