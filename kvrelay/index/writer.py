@@ -1,6 +1,7 @@
 """One instance's writes to the index, each guarded by epoch and sequence. Knows no task, no time, no queue."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from kvrelay.index import store
@@ -80,14 +81,20 @@ class InstanceWriter:
     return redis.call('DEL', KEYS[1])
     """
 
-    CLEAR_BATCH = 1000
-    """Entries a call of CLEAR forgets: about a millisecond of Redis."""
+    BATCH = 512
+    """Entries that one call writes or forgets: about a millisecond of Redis, 9 KB on the wire."""
+    AT_ONCE = 4
+    """Calls a round trip when everything is announced: look-ups must not wait for more."""
 
-    def __init__(self, client: store.Client, description: StageDescription, *, ttl_s: float) -> None:
+    def __init__(
+        self, client: store.Client, description: StageDescription, *, ttl_s: float, call_timeout_s: float = 2.0
+    ) -> None:
+        """Every method may also raise RedisError, OSError, or TimeoutError after `call_timeout_s` of one call."""
         self._client = client
         self._id = description.instance_id
         self._epoch = str(description.epoch)
         self._description = store.description_to_json(description)
+        self._call_timeout_s = call_timeout_s
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._sequence = 0
         self._begin: Any = client.register_script(self.BEGIN)
@@ -100,45 +107,66 @@ class InstanceWriter:
         """Claim the id: whatever was announced under it before does not score. Superseded (unless `take_over`)."""
         self._sequence = 0
         args = [self._id, self._epoch, self._ttl_ms, self._description, "1" if take_over else "0"]
-        if await self._begin(keys=[self._keys[0], store.INSTANCES], args=args) == -1:
-            raise Superseded(self._id)
+        self._check(await self._call(self._begin(keys=[self._keys[0], store.INSTANCES], args=args)))
 
-    async def apply(self, changes: Iterable[CacheChange] = (), *, complete: bool = True) -> None:
-        """Write `changes` and renew the instance key; without changes, a heartbeat. OutOfStep, Superseded.
+    async def announce(self, hashes: Sequence[bytes]) -> None:
+        """After `begin`: forget what was announced before, write `hashes`; then it scores. OutOfStep, Superseded."""
+        await self._forget(self._id, self._epoch)
+        batches = [hashes[start : start + self.BATCH] for start in range(0, len(hashes), self.BATCH)]
+        for start in range(0, len(batches), self.AT_ONCE):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for batch in batches[start : start + self.AT_ONCE]:
+                    await self._send([CacheChange(True, block) for block in batch], complete=False, client=pipe)
+                for result in await self._call(pipe.execute()):
+                    self._check(result)
+        await self.apply()
 
-        `complete`: with these the whole cache is announced; from then on it scores.
-        """
+    async def apply(self, changes: Iterable[CacheChange] = ()) -> None:
+        """Write up to `BATCH` changes and renew the instance key; none: a heartbeat. OutOfStep, Superseded."""
+        self._check(await self._call(self._send(changes, complete=True, client=self._client)))
+
+    def _send(self, changes: Iterable[CacheChange], *, complete: bool, client: Any) -> Awaitable[Any]:
         packed = b"".join((b"+" if change.added else b"-") + change.block_hash for change in changes)
         args = [store.PREFIX, self._id, self._epoch, self._sequence, self._ttl_ms, "1" if complete else "0", packed]
-        self._check(await self._apply(keys=self._keys, args=args))
         self._sequence += 1
-
-    async def clear(self) -> None:
-        """Forget everything that was announced under this id. OutOfStep."""
-        while (count := await self._clear_some(self._id, self._epoch)) != 0:
-            if count < 0:
-                raise OutOfStep(self._id)
+        sent: Awaitable[Any] = self._apply(keys=self._keys, args=args, client=client)
+        return sent
 
     async def leave(self) -> None:
         """Stop scoring at once, then forget everything; leaves another epoch alone."""
-        if await self._leave(keys=self._keys[:1], args=[self._epoch]):
-            while await self._clear_some(self._id, "") > 0:
-                pass
+        if await self._call(self._leave(keys=self._keys[:1], args=[self._epoch])):
+            await self._forget(self._id, "")
 
     async def sweep(self) -> None:
         """Forget a batch of what each dead instance left."""
         members: Any = self._client.smembers(store.INSTANCES)
-        for member in await members:
+        for member in await self._call(members):
             if (instance_id := member.decode()) != self._id:
-                await self._clear_some(instance_id, "")
+                await self._call(self._clear_some(instance_id, "", self._client))
 
-    async def _clear_some(self, instance_id: str, epoch: str) -> int:
+    async def _forget(self, instance_id: str, epoch: str) -> None:
+        left = True
+        while left:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for _ in range(self.AT_ONCE):
+                    await self._clear_some(instance_id, epoch, pipe)
+                counts = await self._call(pipe.execute())
+            if -1 in counts:
+                raise OutOfStep(instance_id)
+            left = 0 not in counts
+
+    def _clear_some(self, instance_id: str, epoch: str, client: Any) -> Awaitable[Any]:
         keys = [store.instance_key(instance_id), store.own_key(instance_id), store.INSTANCES]
-        args = [store.PREFIX, instance_id, epoch, self.CLEAR_BATCH]
-        return int(await self._clear(keys=keys, args=args))
+        args = [store.PREFIX, instance_id, epoch, self.BATCH]
+        sent: Awaitable[Any] = self._clear(keys=keys, args=args, client=client)
+        return sent
+
+    async def _call(self, call: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(self._call_timeout_s):
+            return await call
 
     def _check(self, result: int) -> None:
         if result == 0:
-            raise OutOfStep(self._id)
+            raise OutOfStep(f"redis does not hold what {self._id} wrote last")
         if result == -1:
-            raise Superseded(self._id)
+            raise Superseded(f"another process announces itself as {self._id}")
