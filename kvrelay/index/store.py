@@ -44,8 +44,8 @@ def connect(url: str, *, timeout_s: float) -> Client:
     """
     return redis.asyncio.Redis.from_url(
         url,
-        # Callers bound their calls. With a time-out here redis-py sends inside asyncio.wait_for, which on Python 3.11 can
-        # lose a cancellation: a look-up then waits on for this time-out, not for its own.
+        # Callers bound their calls. With a time-out here redis-py sends inside asyncio.wait_for, which on Python 3.11
+        # can lose a cancellation: a look-up then waits on for this time-out, not for its own.
         socket_timeout=None,
         socket_connect_timeout=timeout_s,
         socket_keepalive=True,
