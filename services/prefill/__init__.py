@@ -1,0 +1,1 @@
+"""The prefill stage: computes prompts, samples output index 0, pushes KV."""

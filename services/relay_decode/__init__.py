@@ -1,0 +1,1 @@
+"""The relay decode stage."""

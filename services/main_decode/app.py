@@ -1,0 +1,12 @@
+"""The wiring of a main decode stage: all of it is shared."""
+
+from contextlib import AbstractAsyncContextManager
+
+from kvrelay.settings import StageSettings
+from kvrelay.stage.app import StageApp, decode_app
+from kvrelay.types import Role
+
+
+def main_decode_app(settings: StageSettings) -> AbstractAsyncContextManager[StageApp]:
+    """A main decode stage that serves until the body ends; see decode_app."""
+    return decode_app(settings, Role.MAIN)
