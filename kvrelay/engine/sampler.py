@@ -17,6 +17,8 @@ from kvrelay.types import Logprobs, Sampling
 
 _NEAR = 4.0
 """Candidates this close to the best are scored first; most of the others then need no logarithms."""
+_LUCKY = np.uint64(2**52 - 2**44)
+"""Random bits that one in 256 reaches."""
 _HUGE = 1e30
 """Penalised logits stay finite, whatever the penalty."""
 _FEW = 2048
@@ -150,10 +152,19 @@ def _draw(ids: UInts, z: Floats, *, seed: int, index: int) -> int:
 
 
 def _contenders(z: Floats, random_bits: UInts) -> NDArray[np.intp]:
-    """Positions that can win: the near ones, and those of the others whose noise makes up for their distance."""
+    """Positions that can win: their noise makes up for what they lack to a score that is surely reached.
+
+    Only a few have their noise computed for that: those near the best, and those of the greatest random bits. Few
+    others can win then, whether the distribution is peaked or flat.
+    """
     near = z > -_NEAR
-    best = float((z[near] + noise.gumbel(random_bits[near])).max())
-    return np.flatnonzero(near | (random_bits >= noise.bits_above(best + _NEAR)))
+    lucky = random_bits >= _LUCKY
+    probes = np.flatnonzero(near & lucky if np.count_nonzero(near) > _FEW else near)
+    if not len(probes):
+        return np.arange(len(z))
+    reached = float((z[probes] + noise.gumbel(random_bits[probes])).max())
+    can_win = near & (random_bits >= noise.bits_above(reached))
+    return np.flatnonzero(can_win | (random_bits >= noise.bits_above(reached + _NEAR)))
 
 
 def _logprobs(raw: Floats, token: int, top: int) -> Logprobs:

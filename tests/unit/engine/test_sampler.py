@@ -76,6 +76,7 @@ def naive_draw(scores: list[float], sampling: Sampling, index: int) -> int:
     return max(ids, key=lambda token: (z[token] + float(noise.gumbel(bits[token : token + 1])[0]), -token))
 
 
+@settings(deadline=None)
 @given(logit_rows, samplings, id_lists, id_lists)
 def test_a_decision_equals_the_naive_one(
     logits: list[float], sampling: Sampling, prompt: list[int], output: list[int]
@@ -167,6 +168,7 @@ def test_noise_of_neighbouring_indexes_and_seeds_is_uncorrelated() -> None:
     assert abs(correlations).max() < 0.04
 
 
+@settings(deadline=None)
 @given(logit_rows, id_lists, st.integers(0, 30))
 def test_logprobs_are_of_raw_logits_best_first(logits: list[float], output: list[int], top: int) -> None:
     sampling = dataclasses.replace(PLAIN, logprobs=top, temperature=0.3, top_k=2, presence_penalty=1.5)

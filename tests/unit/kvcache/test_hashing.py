@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.kvcache.hashing import block_hashes, root_hash
@@ -31,6 +31,7 @@ def test_only_whole_blocks_have_a_hash(length: int, blocks: int) -> None:
     assert len(block_hashes(root_hash(LAYOUT), list(range(length)), 4)) == blocks
 
 
+@settings(deadline=None)
 @given(ids_lists, ids_lists)
 def test_hashes_agree_exactly_as_far_as_whole_blocks_of_ids_agree(ours: list[int], theirs: list[int]) -> None:
     root = root_hash(LAYOUT)
@@ -39,6 +40,7 @@ def test_hashes_agree_exactly_as_far_as_whole_blocks_of_ids_agree(ours: list[int
         assert (one == other) == (ours[:end] == theirs[:end])
 
 
+@settings(deadline=None)
 @given(ids_lists, st.integers(0, 5))
 def test_a_chain_can_be_continued_from_any_block(ids: list[int], known: int) -> None:
     root = root_hash(LAYOUT)
