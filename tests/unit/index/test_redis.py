@@ -122,6 +122,27 @@ async def test_keys_of_a_wrong_kind_degrade_and_raise_nothing(server: RedisServe
         assert await index.instances() == []
 
 
+@pytest.mark.parametrize("stale", range(3))
+async def test_an_entry_of_another_epoch_never_scores_even_if_nobody_cleared_it(
+    server: RedisServer, client: store.Client, stale: int
+) -> None:
+    await announce(client, "m1", "abc")
+    await client.hset(f"{store.PREFIX}block:".encode() + chain("abc")[stale], "m1", "999")
+    async with RedisIndex(server.url, timeout_s=1) as index:
+        assert (await index.lookup(chain("abc"))).depths.get("m1", 0) == stale
+
+
+async def test_a_stage_scores_only_once_its_whole_cache_is_announced(server: RedisServer, client: store.Client) -> None:
+    await announce(client, "m1", "abc")
+    async with RedisIndex(server.url, timeout_s=1) as index:
+        writer = InstanceWriter(client, stage("m1"), ttl_s=60)
+        await writer.begin(take_over=True)
+        assert (await index.lookup(chain("abc"))).depths == {}
+        assert await index.instances() == [stage("m1")]
+        await writer.announce(chain("abcd"))
+        assert (await index.lookup(chain("abcd"))).depths == {"m1": 4}
+
+
 async def test_an_empty_prompt_asks_nobody() -> None:
     async with RedisIndex("redis://127.0.0.1:9/0", timeout_s=0.1) as index:
         answer = await index.lookup([])
