@@ -122,14 +122,15 @@ async def test_keys_of_a_wrong_kind_degrade_and_raise_nothing(server: RedisServe
         assert await index.instances() == []
 
 
-@pytest.mark.parametrize("stale", range(3))
-async def test_an_entry_of_another_epoch_never_scores_even_if_nobody_cleared_it(
-    server: RedisServer, client: store.Client, stale: int
+@pytest.mark.parametrize("own", range(4))
+async def test_entries_of_another_epoch_never_score_even_if_nobody_cleared_them(
+    server: RedisServer, client: store.Client, own: int
 ) -> None:
-    await announce(client, "m1", "abc")
-    await client.hset(f"{store.PREFIX}block:".encode() + chain("abc")[stale], "m1", "999")
+    await announce(client, "m1", "abc"[:own])
+    for block in chain("abc")[own:]:
+        await client.hset(f"{store.PREFIX}block:".encode() + block, "m1", "999")
     async with RedisIndex(server.url, timeout_s=1) as index:
-        assert (await index.lookup(chain("abc"))).depths.get("m1", 0) == stale
+        assert (await index.lookup(chain("abc"))).depths.get("m1", 0) == own
 
 
 async def test_a_stage_scores_only_once_its_whole_cache_is_announced(server: RedisServer, client: store.Client) -> None:
