@@ -92,7 +92,7 @@ def dequantize(file: GgufFile, found: GgufTensor) -> Tensor:
         values = quants.dequantize(raw, kind)
     except NotImplementedError:
         raise ModelFileError(f"{file.path}: tensor {found.name}: {kind.name} cannot be dequantized") from None
-    return torch.from_numpy(np.array(values, np.float32).reshape(found.shape))
+    return torch.from_numpy(np.require(values.reshape(found.shape), np.float32, ["C", "W"]))
 
 
 def read_config(file: GgufFile) -> ModelConfig:

@@ -34,12 +34,12 @@ class SafetensorsWeights:
         return str(self._directory)
 
     def tensor(self, name: str) -> Tensor | None:
-        """The tensor in the file's dtype. Raises ModelFileError if it cannot be read."""
+        """The tensor in the file's dtype, in memory of its own. Raises ModelFileError if it cannot be read."""
         opened = self._held_by.get(name)
         if opened is None:
             return None
         try:
-            tensor: Tensor = opened.get_tensor(name)
+            tensor: Tensor = opened.get_tensor(name).clone()
         except (SafetensorError, OSError, RuntimeError) as error:
             raise ModelFileError(f"{self.where}: tensor {name} cannot be read: {error}") from error
         return tensor

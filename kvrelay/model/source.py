@@ -33,6 +33,6 @@ def take(source: WeightSource, name: str, shape: tuple[int, ...]) -> Tensor:
         raise ModelFileError(f"{source.where}: tensor {name} has shape {list(tensor.shape)}, not {list(shape)}")
     if not tensor.is_floating_point():
         raise ModelFileError(f"{source.where}: tensor {name} has dtype {tensor.dtype}, not a floating one")
-    if not torch.isfinite(tensor).all():
+    if not tensor.sum(dtype=torch.float64).isfinite():
         raise ModelFileError(f"{source.where}: tensor {name} holds values that are not finite")
     return tensor

@@ -1,10 +1,12 @@
 """Chat turns -> the text that a model expects. Knows templates and who may speak when; no ids."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -44,8 +46,9 @@ def render(tokenizer: Tokenizer, messages: Sequence[ChatTurn]) -> str:
         raise InvalidRequest("chat", "this model has no chat template; send a prompt instead")
     turns = [{"role": turn.role, "content": turn.content} for turn in messages]
     try:
-        template = _environment().from_string(tokenizer.chat_template)
-        return template.render(messages=turns, add_generation_prompt=True, **tokenizer.special_tokens)
+        return _compiled(tokenizer.chat_template).render(
+            messages=turns, add_generation_prompt=True, **tokenizer.special_tokens
+        )
     except _Refused as refusal:
         raise InvalidRequest("chat", str(refusal)) from None
     except (TemplateError, TypeError, ValueError) as error:
@@ -73,21 +76,26 @@ def check_turns(messages: Sequence[ChatTurn]) -> None:
 
 
 class _Refused(Exception):
-    """A template called raise_exception."""
+    """A template called raise_exception.
+
+    No clock (strftime_now): templates fall back to a fixed date, so that equal chats are equal prompts.
+    """
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """What Hugging Face's templates rely on: trimmed blocks, loop controls, tojson as is, raise_exception."""
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    """What Hugging Face's templates rely on: trimmed blocks, loop controls, tojson as is, raise_exception.
+
+    No clock (strftime_now): templates fall back to a fixed date, so that equal chats are equal prompts.
+    """
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    return environment
+    return environment.from_string(source)
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
     """Jinja's own escapes <, > and &, which templates do not want."""
-    import json
-
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 

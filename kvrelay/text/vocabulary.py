@@ -32,7 +32,9 @@ class VocabularyTokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         utf8(text)
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
+        # The batch form lets go of the GIL, so that a long prompt encoded in a thread does not stop the event loop.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoding.ids
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
