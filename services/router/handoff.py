@@ -139,7 +139,6 @@ class Handoff:
         except StageFailed as error:
             self._out.append(Replan(error))
             return self._done()
-        self._out.append(Mark("first_token"))
         if self.answer.finished:
             self._end()
         else:

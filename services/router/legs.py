@@ -70,10 +70,17 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
     """What is to be written on a stream, in order; never blocks whoever fills it."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[decode_pb2.DecodeRequest] = asyncio.Queue()
+        self.messages: asyncio.Queue[decode_pb2.DecodeRequest | None] = asyncio.Queue()
 
     async def __anext__(self) -> decode_pb2.DecodeRequest:
-        return await self.messages.get()
+        message = await self.messages.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    def end(self) -> None:
+        """gRPC's writer of a call that is over would wait for ever."""
+        self.messages.put_nowait(None)
 
 
 class Legs:
@@ -96,14 +103,14 @@ class Legs:
         self._outboxes[number] = outbox
         outbox.messages.put_nowait(decode_pb2.DecodeRequest(open=first))
         call = decode_pb2_grpc.DecodeServiceStub(channel).Decode(outbox)
-        self._start(number, peer, call, lambda event: FromDecode(number, event))
+        self._start(number, peer, call, lambda event: FromDecode(number, event), outbox.end)
         return number
 
     def prefill(self, channel: grpc.aio.Channel, peer: str, request: prefill_pb2.PrefillRequest) -> int:
         """Opens a prefill stream; -> its number."""
         number = next(self._numbers)
         call = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(request)
-        self._start(number, peer, call, lambda event: FromPrefill(number, event))
+        self._start(number, peer, call, lambda event: FromPrefill(number, event), lambda: None)
         return number
 
     def send(self, number: int, message: decode_pb2.DecodeRequest) -> None:
@@ -162,10 +169,15 @@ class Legs:
             self.close(number)
         await self._tasks.aclose()
 
-    def _start(self, number: int, peer: str, call: "_Call[M]", wrap: "Callable[[M], Event]") -> None:
-        self._streams[number] = self._tasks.start(self._read(number, peer, call, wrap), f"stream {number} to {peer}")
+    def _start(
+        self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event], over: Callable[[], None]
+    ) -> None:
+        reading = self._read(number, peer, call, wrap, over)
+        self._streams[number] = self._tasks.start(reading, f"stream {number} to {peer}")
 
-    async def _read(self, number: int, peer: str, call: "_Call[M]", wrap: "Callable[[M], Event]") -> None:
+    async def _read(
+        self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event], over: Callable[[], None]
+    ) -> None:
         error: KvrelayError | None = None
         try:
             async for message in call:
@@ -179,6 +191,7 @@ class Legs:
                 raise
         finally:
             call.cancel()
+            over()
         if number in self._streams:
             await self._inbox.put(Ended(number, error))
             self._streams.pop(number, None)

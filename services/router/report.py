@@ -57,11 +57,12 @@ class Record:
         gap = None if self._last is None else now - self._last
         if gap is None:
             self.ttft_s = now - self.arrived
+            self.mark("first_token")
         else:
             self.max_gap_s = max(self.max_gap_s, gap)
         if self._last_source is Source.RELAY and source is Source.MAIN:
             self.stall_s = gap
-        if source is not self._last_source:
+        if source is not self._last_source and source is not Source.PREFILL:
             self.first(f"{source}_first_token")
         self._last, self._last_source = now, source
         return gap
