@@ -55,10 +55,9 @@ def notes(known: router_pb2.Fleet) -> list[str]:
         if stage.info.pace:
             steps, overran = stage.load.steps, stage.load.steps_overrun
             lines.append(f"{name} is paced ({stage.info.pace}): {overran} of {steps} steps overran")
-        lines += [
-            f"{name} → {link.peer}: {link.goodput_bytes_per_s / 1e6:.1f} MB/s, {link.pending_bytes / 1e6:.1f} MB pending"
-            for link in stage.load.links
-        ]
+        for link in stage.load.links:
+            rate, pending = link.goodput_bytes_per_s / 1e6, link.pending_bytes / 1e6
+            lines.append(f"{name} → {link.peer}: {rate:.1f} MB/s, {pending:.1f} MB pending")
     index = "connected" if known.index_connected else "not connected"
     lines.append(f"policy {known.policy}, {known.in_flight} in flight, prefix index {index}")
     for title, counts in (("request", known.requests), ("fallback", known.fallbacks)):

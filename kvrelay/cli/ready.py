@@ -8,13 +8,15 @@ import contextlib
 from collections.abc import Mapping
 
 import grpc
-import redis.asyncio
+import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from kvrelay.index.store import connect
 from kvrelay.proto.v1 import router_pb2, router_pb2_grpc, stage_pb2, stage_pb2_grpc, wan_pb2, wan_pb2_grpc
 from kvrelay.rpc.channels import open_channel
 
 POLL_S = 0.1
+ANSWER_S = 1.0
 
 
 async def serving(address: str) -> None:
@@ -31,12 +33,12 @@ async def serving(address: str) -> None:
 
 async def redis_answers(address: str) -> None:
     """Returns once the Redis at `address` answers PING."""
-    async with redis.asyncio.Redis.from_url(f"redis://{address}/0", socket_timeout=2.0) as client:
-        while True:
-            with contextlib.suppress(redis.RedisError, OSError):
+    while True:
+        with contextlib.suppress(redis.RedisError, OSError):
+            async with asyncio.timeout(ANSWER_S), connect(f"redis://{address}/0", timeout_s=ANSWER_S) as client:
                 await client.ping()
                 return
-            await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def epoch_of(address: str) -> int:

@@ -21,8 +21,17 @@ async def undisturbed(router: Router, answers: dict[str, list[list[int]]]) -> li
     return answers["all"]
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize("name", ["prefill-1", "relay-1", "main-1"])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("prefill-1", 1),
+        ("relay-1", 40),
+        ("main-1", 40),
+        pytest.param("prefill-1", 40, marks=pytest.mark.slow),
+        pytest.param("relay-1", 1, marks=pytest.mark.slow),
+        pytest.param("main-1", 1, marks=pytest.mark.slow),
+    ],
+)
 async def test_requests_end_when_a_stage_is_killed_and_it_is_usable_when_it_is_back(
     town: Cluster, router: Router, answers: dict[str, list[list[int]]], name: str, tokens: int
 ) -> None:
@@ -31,7 +40,13 @@ async def test_requests_end_when_a_stage_is_killed_and_it_is_usable_when_it_is_b
         await flight.grew()
         await town.kill(name)
         try:
-            check(await flight.answers(), expected)
+            answers_ = await flight.answers()
+            print(
+                name,
+                tokens,
+                [(a.error, len(a.ids), list(a.completed.report.fallbacks) if a.completed else "") for a in answers_],
+            )
+            check(answers_, expected)
             await router.until_idle()
         finally:
             await town.restart(name)
