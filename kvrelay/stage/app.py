@@ -130,7 +130,10 @@ async def serving(core: StageCore, wiring: Wiring) -> AsyncIterator[StageApp]:
     ):
         description = replace(core.description, address=await advertised_address(settings, server.address))
         try:
-            async with announced(core, description) as meter.index_connected:
+            async with announced(core, description) as announcer:
+                meter.index_connected = lambda: announcer.connected
+                core.metrics.count_from("index_changes", lambda: announcer.changes)
+                core.metrics.count_from("index_announcements", lambda: announcer.announcements)
                 stage.begin(description)
                 core.driver.failed.add_done_callback(lambda failed: core.intake.shut())
                 await server.health.serving()

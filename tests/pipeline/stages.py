@@ -287,9 +287,7 @@ async def prefill(
         "epoch": app.description.epoch,
     }
     async with open_channel(app.address) as channel:
-        call = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(
-            prefill_pb2.PrefillRequest(**{**wanted, **changes})
-        )
+        call = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(prefill_pb2.PrefillRequest(**{**wanted, **changes}))
         try:
             yield PrefillCall(call)
         finally:
