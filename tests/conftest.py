@@ -1,16 +1,20 @@
-"""What every test has: uvloop, a blocked event loop fails, and a settled machine."""
+"""What every test has: uvloop; a blocked event loop fails; one torch thread, so that processes do not spin on each other."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
