@@ -2,7 +2,7 @@
 
 import typer
 
-from kvrelay.cli import fleet, generate, health, load, plan, up, wan, wan_set
+from kvrelay.cli import fleet, generate, health, load, plan, redis, up, wan, wan_set
 from kvrelay.cli.demo import command
 
 app = typer.Typer(
@@ -19,4 +19,5 @@ app.command("load")(load.load)
 app.command("demo")(command.demo)
 app.command("wan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(wan.wan)
 app.command("wan-set")(wan_set.wan_set)
+app.command("redis")(redis.redis_)
 app.command("health")(health.health)
