@@ -18,6 +18,8 @@ COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    # A keep-alive ping is a ping: without this it waits for its answer a minute, whatever the line above says.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     # Idle connections too: kept-open KV lanes must be known dead before the next transfer, not by it.
     ("grpc.keepalive_permit_without_calls", 1),
     # 0 = no limit: a prefill may be silent for minutes while pings go on.
