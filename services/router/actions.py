@@ -37,6 +37,8 @@ class CloseLeg:
     """Close the leg's stream: the stage releases everything."""
 
     leg: int
+    failed: bool = False
+    """The stage is to blame: not to be chosen for this request again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,8 +149,6 @@ class Conductor:
         if isinstance(event, Ended):
             return self._ended(event)
         if isinstance(event, RelayLate):
-            if (leg := self.handoff.relay) is not None and leg.number == event.leg and not leg.ready:
-                self.failed(self.feeder.decode[event.leg].stage)
             return self.handoff.relay_late(event.leg)
         assert isinstance(event, FleetChanged)
         return self.handoff.stage_joined()
@@ -223,7 +221,6 @@ class Conductor:
             error = event.error or StageFailed(f"{leg.stage.instance_id} ended its stream without a word")
             if self.handoff.knows(event.number):
                 log.info("leg at %s is lost: %s", leg.stage.instance_id, error)
-                self.failed(leg.stage)
                 self._lost = True
             return self.handoff.leg_lost(event.number, error)
         if event.error is None:
@@ -251,8 +248,10 @@ class Conductor:
                 case actions.SendStop(leg):
                     self.legs.send(leg, decode_pb2.DecodeRequest(stop=decode_pb2.Stop()))
                     self.legs.close_after(leg, self.patience.stop_grace_s)
-                case actions.CloseLeg(leg):
+                case actions.CloseLeg(leg, failed):
                     self.legs.close(leg)
+                    if failed:
+                        self.failed(self.feeder.decode[leg].stage)
                 case actions.Feed(role, why, whole):
                     self._feed(role, why, whole)
                 case actions.Count(reason):

@@ -357,7 +357,7 @@ class Handoff:
 
     def _lose(self, leg: Leg, error: KvrelayError, why: str, *, replan: bool = True) -> None:
         self._forget(leg)
-        self._out.append(CloseLeg(leg.number))
+        self._out.append(CloseLeg(leg.number, failed=why in ("lost", "late", "violation")))
         if self.answer.finished:
             if leg.role is Role.MAIN and not leg.resumed:
                 self._out.append(Count("drain_lost"))

@@ -132,12 +132,12 @@ async def test_another_relay_takes_over_from_one_that_dies(loaded: LoadedModel) 
 @pytest.mark.parametrize("phase", ["relaying", "handed over"])
 async def test_another_main_takes_over_from_one_that_dies(loaded: LoadedModel, phase: str) -> None:
     async with slow(main=2) as running:
-        watched = Watched(running.stub.Generate(asked(130)))
+        watched = Watched(running.stub.Generate(asked(250)))
         await watched.until(PHASES[phase]())
         used = watched.replies[0].started.route.main
         await running.stop(next(m for m in running.main if m.description.instance_id == used))
         got = await watched.rest()
-        assert got.ids == reference(loaded, PROMPT, 130)
+        assert got.ids == reference(loaded, PROMPT, 250)
         assert "fed_main_again" in got.report.fallbacks
 
 
