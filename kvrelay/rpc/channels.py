@@ -19,6 +19,7 @@ COMMON_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
     # A keep-alive ping is a ping: without this it waits for its answer a minute, whatever the line above says.
+    # It waits behind bulk data: what KV senders have in flight must cross in less (kvrelay/transfer/window.py).
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     # Idle connections too: kept-open KV lanes must be known dead before the next transfer, not by it.
     ("grpc.keepalive_permit_without_calls", 1),
