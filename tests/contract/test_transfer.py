@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from kvrelay.errors import ProtocolViolation
-from kvrelay.transfer.carrier import EndReason, Ended, Frame, LaneLost, Missing, Offer
+from kvrelay.transfer import patience
+from kvrelay.transfer.carrier import Ended, EndReason, Frame, LaneLost, Missing, Offer
 from kvrelay.transfer.frames import checksum
 from kvrelay.transfer.push import PushOutcome
 from tests.unit.transfer.rig import CARRIERS, EPOCH, Rig, idle, layout_of, rigged, until
@@ -302,7 +303,9 @@ async def test_a_damaged_frame_is_not_written_and_its_block_is_asked_for_again(c
         assert (rig.receiver.stats.crc_errors, rig.sender.stats.resumes) == (1, 1)
 
 
-async def test_a_path_that_damages_everything_is_given_up(carrier: str) -> None:
+async def test_a_path_that_damages_everything_is_given_up(carrier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LONGEST_WAIT_S", 0.1)
+
     def meddle(frame: Frame) -> Frame:
         return Frame(frame.transfer_id, frame.block, frame.offset, frame.crc32c ^ 1, frame.payload)
 

@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import grpc
+
 from kvrelay.proto.v1 import kv_pb2_grpc
 from kvrelay.rpc.server import grpc_server
 from kvrelay.transfer.carrier import Carrier, CarrierFactory, Frame, Lane, Offer, Reply
@@ -22,6 +24,9 @@ from kvrelay.wan.emulator import WanEmulator
 from kvrelay.wan.settings import WanSettings
 
 EPOCH = 77
+
+# One gRPC poller for the whole session: one that is made and collected with each test may outlive its event loop.
+grpc.aio.init_grpc_aio()
 
 
 def layout_of(block_kib: int) -> LayoutFingerprint:
@@ -184,16 +189,14 @@ async def rigged(
 
 async def idle(*leftovers: Callable[[], dict[str, int]], within_s: float = 2.0) -> None:
     """Asserts that nothing is left, after the little time that goodbyes take."""
-    async with asyncio.timeout(within_s):
-        try:
-            while any(any(of().values()) for of in leftovers):
-                await asyncio.sleep(0.005)
-        except asyncio.CancelledError:
-            raise AssertionError([of() for of in leftovers]) from None
+    try:
+        await until(lambda: not any(any(of().values()) for of in leftovers), within_s)
+    except TimeoutError:
+        raise AssertionError([of() for of in leftovers]) from None
 
 
 async def until(true: Callable[[], object], within_s: float = 10.0) -> None:
     """Waits for something that another party does."""
     async with asyncio.timeout(within_s):
-        while not true():
+        while not true():  # noqa: ASYNC110 - it is a question to a third party
             await asyncio.sleep(0.002)

@@ -1,7 +1,7 @@
 """The receiver's bookkeeping against a plain model: sets of bytes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -45,6 +45,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
 
 
 TestArrivals = ArrivalsMachine.TestCase
+TestArrivals.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @given(st.integers(0, 5), st.integers(-2, 8))

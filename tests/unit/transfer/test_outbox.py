@@ -104,4 +104,4 @@ class PushMachine(RuleBasedStateMachine):
 
 
 TestPush = PushMachine.TestCase
-TestPush.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPush.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

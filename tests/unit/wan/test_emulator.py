@@ -8,22 +8,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from kvrelay.errors import InvalidRequest, Overloaded
-from kvrelay.wan.app import wan_emulator
 from kvrelay.wan.emulator import Outage, WanEmulator
 from kvrelay.wan.settings import WanSettings
-from tests.unit.wan.plumbing import Target, a_target, dial, dialled, echo, flood, quiet
+from tests.unit.wan.plumbing import Target, a_target, dial, dialled, echo, flood, quiet, relaying, until
 
 
 @asynccontextmanager
 async def relayed(settings: WanSettings | None = None) -> AsyncIterator[tuple[WanEmulator, Target, str]]:
     """An emulator, a target at site B, and the address by which site A reaches it."""
-    async with a_target() as target, wan_emulator(settings or WanSettings()) as emulator:
+    async with a_target() as target, relaying(settings or WanSettings()) as emulator:
         yield emulator, target, await emulator.map_target(target.address, "b")
         await quiet(emulator)
 
 
 async def test_the_same_target_gets_the_same_port_and_another_site_another() -> None:
-    async with wan_emulator(WanSettings()) as emulator:
+    async with relaying(WanSettings()) as emulator:
         first = await emulator.map_target("127.0.0.1:9", "b")
         assert await emulator.map_target("127.0.0.1:9", "b") == first
         assert await emulator.map_target("127.0.0.1:9", "a") != first
@@ -35,7 +34,7 @@ async def test_the_same_target_gets_the_same_port_and_another_site_another() -> 
     [("nowhere", "b", "target"), ("x:0", "b", "target"), ("x:99999", "a", "target"), ("x:1", "c", "target_site")],
 )
 async def test_a_bad_mapping_is_refused_by_name(target: str, site: str, field: str) -> None:
-    async with wan_emulator(WanSettings()) as emulator:
+    async with relaying(WanSettings()) as emulator:
         with pytest.raises(InvalidRequest) as refusal:
             await emulator.map_target(target, site)
         assert refusal.value.field == field
@@ -60,7 +59,7 @@ def two_ports() -> Iterator[str]:
 async def test_ports_are_taken_in_order_and_advertised_to_the_other_site(two_ports: str) -> None:
     first = int(two_ports.split("-")[0])
     settings = WanSettings(ports=two_ports, advertise_host_a="wan-a", advertise_host_b="wan-b", map=["redis:6379@a"])
-    async with wan_emulator(settings) as emulator:
+    async with relaying(settings) as emulator:
         assert emulator.mappings == {"redis:6379": f"wan-b:{first}"}  # callers of a target at A are at B
         assert await emulator.map_target("main:1", "b") == f"wan-a:{first + 1}"
         with pytest.raises(Overloaded, match=two_ports):
@@ -86,17 +85,15 @@ async def test_a_callers_reset_reaches_the_target() -> None:
         with socket.socket(fileno=socket.dup(sock.fileno())) as twin:
             twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         writer.transport.abort()
-        async with asyncio.timeout(3.0):
-            while not target.ended:
-                await asyncio.sleep(0.005)
+        await until(lambda: target.ended)
         assert target.ended == ["reset"]
 
 
 async def test_a_target_that_is_not_there_costs_a_round_trip_and_a_reset() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % nobody.getsockname()[1]
-        async with wan_emulator(WanSettings(delay_ms=30)) as emulator:
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        async with relaying(WanSettings(delay_ms=30)) as emulator:
             loop = asyncio.get_running_loop()
             began = loop.time()
             reader, writer = await dial(await emulator.map_target(address, "b"))
@@ -174,7 +171,7 @@ async def test_reset_resets_open_connections_and_those_still_opening() -> None:
 
 async def test_closing_the_emulator_ends_every_connection_and_frees_its_ports() -> None:
     async with a_target() as target:
-        async with wan_emulator(WanSettings()) as emulator:
+        async with relaying(WanSettings()) as emulator:
             address = await emulator.map_target(target.address, "b")
             reader, writer = await dial(address)
             await echo((reader, writer))
