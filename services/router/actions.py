@@ -73,10 +73,17 @@ class Replan:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """Nobody can go on, but a stage may come back: call gave_up(error) after a while."""
+
+    error: KvrelayError
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """The answer cannot be completed."""
 
     error: KvrelayError
 
 
-Action = SendExtend | SendResume | SendStop | CloseLeg | Feed | Count | Mark | Replan | Fail
+Action = SendExtend | SendResume | SendStop | CloseLeg | Feed | Count | Mark | Replan | Wait | Fail

@@ -15,7 +15,7 @@ from services.router.client import ClientStream
 from services.router.drain import must_cut
 from services.router.feeding import Feeder
 from services.router.handoff import Handoff
-from services.router.legs import Ended, Event, FleetChanged, FromDecode, FromPrefill, Legs, RelayLate
+from services.router.legs import Ended, Event, FleetChanged, FromDecode, FromPrefill, Legs, RelayLate, WaitedLongEnough
 from services.router.report import Record
 from services.router.route import Limits, Route, StageView
 
@@ -35,6 +35,7 @@ class Patience:
     """Times of RouterSettings that a request in progress needs."""
 
     relay_ready_s: float
+    rejoin_wait_s: float
     stop_grace_s: float
     singular_cut_s: float
 
@@ -55,6 +56,8 @@ class Conductor:
     patience: Patience
     failed: Callable[[StageView], None]
     """Told of each stage that has failed this request."""
+    fleet_changed: Callable[[], None]
+    """Told when a stage has joined or left."""
     fallback: Callable[[str], None]
     """Told of everything that did not go as planned."""
     cut: bool = False
@@ -150,7 +153,10 @@ class Conductor:
             return self._ended(event)
         if isinstance(event, RelayLate):
             return self.handoff.relay_late(event.leg)
+        if isinstance(event, WaitedLongEnough):
+            return self.handoff.gave_up(event.error)
         assert isinstance(event, FleetChanged)
+        self.fleet_changed()
         return self.handoff.stage_joined()
 
     def _from_decode(self, leg: int, event: decode_pb2.DecodeEvent) -> Sequence[actions.Action]:
@@ -223,14 +229,15 @@ class Conductor:
                 log.info("leg at %s is lost: %s", leg.stage.instance_id, error)
                 self._lost = True
             return self.handoff.leg_lost(event.number, error)
-        if event.error is None:
-            return []
         stage = self.feeder.prefill[event.number]
-        log.info("prefill at %s is lost: %s", stage.instance_id, event.error)
+        if event.error is None and self.answer.count:
+            return []
+        error = event.error or StageFailed(f"{stage.instance_id} ended its stream without a token")
+        log.info("prefill at %s is lost: %s", stage.instance_id, error)
         self.failed(stage)
         if not self.answer.count:
-            return [actions.Count("prefill_lost"), *self.handoff.prefill_lost((), event.error)]
-        return self.handoff.prefill_lost(self.feeder.fed_by[event.number], event.error)
+            return [actions.Count("prefill_lost"), *self.handoff.prefill_lost((), error)]
+        return self.handoff.prefill_lost(self.feeder.fed_by[event.number], error)
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
@@ -262,6 +269,8 @@ class Conductor:
                     if isinstance(error, InvalidRequest | Unsupported):
                         raise error
                     raise RouteBroke(error)
+                case actions.Wait(error):
+                    self.legs.later(self.patience.rejoin_wait_s, WaitedLongEnough(error))
                 case actions.Fail(error):
                     raise error
 

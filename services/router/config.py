@@ -41,6 +41,8 @@ class RouterSettings(ServiceSettings):
     """Output tokens a relay leg has room for; it pauses there."""
     relay_ready_s: float = Field(2.0, gt=0)
     """A relay leg that has no KV this long after the first token is replaced."""
+    rejoin_wait_s: float = Field(10.0, ge=0)
+    """How long a relay that has used up its budget waits for a main stage to come back."""
 
     singular_margin: float = Field(2.0, ge=1)
     """p-rld without a main leg only if max_tokens x ITL x this is less than the crossing time."""

@@ -59,11 +59,18 @@ class RelayLate:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitedLongEnough:
+    """No stage has come back in time."""
+
+    error: KvrelayError
+
+
+@dataclass(frozen=True, slots=True)
 class FleetChanged:
     """A stage joined or left."""
 
 
-Event = FromDecode | FromPrefill | Ended | RelayLate | FleetChanged
+Event = FromDecode | FromPrefill | Ended | RelayLate | WaitedLongEnough | FleetChanged
 
 
 class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):

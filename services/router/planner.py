@@ -37,12 +37,15 @@ def why_none(question: Question, role: Role) -> str:
 def pick(
     question: Question, stages: Iterable[StageView], cost: Callable[[StageView], float], limits: Limits
 ) -> StageView | None:
-    """The cheapest; of equals the least loaded; of those the next in turn. None: no stage."""
-    priced = [(cost(stage), estimate.load_tokens(stage, limits), stage) for stage in stages]
+    """The cheapest; of equals the least loaded; of those the next in turn. None: no stage.
+
+    A stage that has reported nothing yet is taken only if there is no other: silence is not idleness.
+    """
+    priced = [((s.load is None, cost(s), estimate.load_tokens(s, limits)), s) for s in stages]
     if not priced:
         return None
-    best = min((price, load) for price, load, _ in priced)
-    equal = [stage for price, load, stage in priced if (price, load) == best]
+    best = min(price for price, _ in priced)
+    equal = [stage for price, stage in priced if price == best]
     return equal[question.turn % len(equal)]
 
 
@@ -58,19 +61,8 @@ def pick_decode(question: Question, stages: Iterable[StageView], limits: Limits)
 
 def pick_prefill(question: Question, limits: Limits) -> StageView | None:
     """By the time of the first token: what is queued there and what its cache lacks."""
-    return pick(
-        question,
-        usable(question, Role.PREFILL),
-        lambda stage: (
-            estimate.prefill_ms(question, stage, limits)
-            + (
-                0.0
-                if stage.load is not None
-                else 1e3 * estimate.load_tokens(stage, limits) / limits.prefill_tokens_per_s
-            )
-        ),
-        limits,
-    )
+    stages = usable(question, Role.PREFILL)
+    return pick(question, stages, lambda stage: estimate.prefill_ms(question, stage, limits), limits)
 
 
 def pick_role(question: Question, role: Role, limits: Limits) -> StageView:

@@ -8,7 +8,7 @@ from kvrelay.proto.v1 import router_pb2
 from kvrelay.rpc.convert import handoff_mode_to_proto, pipeline_to_proto
 from kvrelay.types import Pipeline, Role, Source
 from services.router.answer import Answer
-from services.router.handoff import HandoffReport
+from services.router.fence import HandoffReport
 from services.router.route import Route
 
 

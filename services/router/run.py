@@ -16,7 +16,8 @@ from services.router.answer import Answer
 from services.router.client import ClientStream
 from services.router.conductor import Conductor, Patience, RouteBroke
 from services.router.feeding import Feeder
-from services.router.handoff import Handoff, HandoffRules
+from services.router.fence import HandoffRules
+from services.router.handoff import Handoff
 from services.router.input import Ask
 from services.router.legs import FleetChanged, Legs
 from services.router.report import Record, route_to_proto
@@ -39,7 +40,8 @@ class Run:
         self._ask = ask
         self._record = record
         self._question = question
-        self._excluded: set[tuple[str, int]] = set()
+        self._excluded: dict[tuple[str, int], bool] = {}
+        """Incarnations that have failed this request -> whether they have been seen unusable since."""
         self._attempts = 0
         self._planned: Route | None = None
         self._last_error: KvrelayError | None = None
@@ -150,8 +152,11 @@ class Run:
             record=self._record,
             metrics=rooms.metrics,
             limits=rooms.limits,
-            patience=Patience(settings.relay_ready_s, settings.stop_grace_s, settings.singular_cut_s),
+            patience=Patience(
+                settings.relay_ready_s, settings.rejoin_wait_s, settings.stop_grace_s, settings.singular_cut_s
+            ),
             failed=self._failed,
+            fleet_changed=self._fleet_changed,
             fallback=self._fallback,
         )
         conductor.handoff.relay_busy = lambda: self._relay_busy(conductor)
@@ -170,7 +175,16 @@ class Run:
         return load.waiting > 0 or slots - load.running < settings.relay_busy_free_ratio * slots
 
     def _failed(self, stage: StageView) -> None:
-        self._excluded.add(stage.incarnation)
+        self._excluded[stage.incarnation] = False
+
+    def _fleet_changed(self) -> None:
+        """Who was gone and is back (the WAN was down) may be chosen again."""
+        usable = {view.incarnation for view in self._rooms.fleet.views() if not view.why_not}
+        for incarnation, was_gone in list(self._excluded.items()):
+            if incarnation not in usable:
+                self._excluded[incarnation] = True
+            elif was_gone:
+                del self._excluded[incarnation]
 
     def _fallback(self, reason: str) -> None:
         log.info("fallback: %s", reason)

@@ -8,7 +8,8 @@ from kvrelay.errors import NoStage, StageFailed
 from kvrelay.types import FinishReason, HandoffMode, Pipeline, Role, Sampling, TokenRun
 from services.router import actions
 from services.router.answer import Answer
-from services.router.handoff import Handoff, HandoffRules
+from services.router.fence import HandoffRules
+from services.router.handoff import Handoff
 from tests.unit.router.leg_model import LegModel
 
 EOS = 999
@@ -52,6 +53,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.first_sent = False
         self.first_queue: list[TokenRun] = []
         self.ended: str | None = None
+        self.waiting: actions.Wait | None = None
         self.pipeline = pipeline
         roles = {
             Pipeline.P_RLD_MD: [Role.RELAY, Role.MAIN],
@@ -145,7 +147,10 @@ class HandoffMachine(RuleBasedStateMachine):
         for _ in range(400):
             if self.ended is not None or (self.answer.finished and self.handoff.over):
                 break
-            moved = False
+            moved = self.waiting is not None
+            if self.waiting is not None:
+                self._perform(self.handoff.gave_up(self.waiting.error))
+                self.waiting = None
             if not self.first_sent and self.prefill_alive:
                 self.prefill_samples()
                 moved = True
@@ -212,6 +217,8 @@ class HandoffMachine(RuleBasedStateMachine):
                 self.legs.pop(action.leg, None)
             elif isinstance(action, actions.Feed):
                 self._feed(action)
+            elif isinstance(action, actions.Wait):
+                self.waiting = action
             elif isinstance(action, actions.Replan | actions.Fail):
                 self.ended = str(action)
                 assert isinstance(action, actions.Fail) or self.answer.count == 0
@@ -228,6 +235,6 @@ class HandoffMachine(RuleBasedStateMachine):
 
 
 HandoffMachine.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHandoff = HandoffMachine.TestCase
