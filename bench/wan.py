@@ -1,4 +1,4 @@
-"""`python -m bench.wan`: how fast the WAN emulator is and what it costs; one JSON line. Measures a process of its own."""
+"""`python -m bench.wan`: how fast the WAN emulator is and what it costs, as one JSON line. It runs by itself."""
 
 import argparse
 import asyncio

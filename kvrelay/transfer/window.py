@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 MIN_WINDOW_BYTES = 512 * 1024
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
+LONGEST_QUEUE_S = 2.0
+"""On a very thin link less than the least window: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
 _FORGET_S = 1.0
@@ -52,7 +54,8 @@ class Window:
         if self.round_trip_s is None:
             return MIN_WINDOW_BYTES
         wanted = 2 * self.rate * self.round_trip_s + 2 * self.frame_bytes
-        return int(min(max(wanted, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
+        least = min(MIN_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
+        return int(min(max(wanted, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES) if least == MIN_WINDOW_BYTES else least)
 
     def admits(self, size: int, now: float) -> bool:
         """A frame of `size` bytes may leave now."""

@@ -5,10 +5,15 @@ import asyncio
 import pytest
 
 from kvrelay.errors import ProtocolViolation
+from kvrelay.kvcache.pool import KvPool
 from kvrelay.transfer import patience
 from kvrelay.transfer.carrier import Ended, EndReason, Frame, LaneLost, Missing, Offer
+from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.frames import checksum
 from kvrelay.transfer.push import PushOutcome
+from kvrelay.transfer.receiver import KvReceiver
+from kvrelay.transfer.sender import KvSender
+from kvrelay.types import KvTarget, Role
 from tests.unit.transfer.rig import CARRIERS, EPOCH, Rig, idle, layout_of, rigged, until
 
 pytestmark = pytest.mark.parametrize("carrier", sorted(CARRIERS))
@@ -409,3 +414,21 @@ async def test_many_transfers_at_once_all_arrive(carrier: str) -> None:
         assert {result.outcome for result in results} == {PushOutcome.COMMITTED}
         for leg in legs:
             leg.end()
+
+
+async def test_the_real_pool_gives_and_takes_the_same_bytes(carrier: str) -> None:
+    layout = layout_of(64)
+    source, pool = KvPool(layout, 6), KvPool(layout, 6)
+    source.tensor.normal_()
+    receiver = KvReceiver(pool, layout, epoch=EPOCH)
+    kind = CARRIERS[carrier]
+    async with kind.serve(receiver) as address, KvSender(source, layout, carrier=kind.factory()) as sender:
+        async with receiver.expect("t1", [5, 4, 3, 2, 1, 0], 1) as incoming:
+            feed = BlockFeed(range(6))
+            feed.publish(6)
+            push = sender.push(KvTarget("main-1", address, EPOCH, "t1", Role.MAIN), "r1", feed)
+            assert await incoming.committed() == 5
+            assert (await push.done()).outcome is PushOutcome.COMMITTED
+        assert pool.tensor[:5].flip(0).equal(source.tensor[1:])
+        assert not pool.tensor[5].any()
+        await idle(sender.leftovers, receiver.leftovers)

@@ -39,9 +39,9 @@ def layout_of(block_kib: int) -> LayoutFingerprint:
 class FakePool:
     """Blocks of bytes, and a record of what was written."""
 
-    def __init__(self, layout: LayoutFingerprint, blocks: int, content: bytes = b"") -> None:
+    def __init__(self, layout: LayoutFingerprint, blocks: int) -> None:
         self.block_bytes = layout.block_bytes
-        self.bytes = bytearray(content or bytes(blocks * self.block_bytes))
+        self.bytes = bytearray(blocks * self.block_bytes)
         self.written: list[tuple[int, int, int]] = []
 
     def read(self, block_id: int) -> memoryview:
@@ -170,7 +170,8 @@ async def rigged(
 ) -> AsyncIterator[Rig]:
     """A Rig; asserts at the end that neither side holds anything."""
     layout = layout_of(block_kib)
-    source = FakePool(layout, blocks, os.urandom(blocks * layout.block_bytes))
+    source = FakePool(layout, blocks)
+    source.bytes[:] = os.urandom(len(source.bytes))
     pool = FakePool(layout, blocks)
     receiver = KvReceiver(pool, layout, epoch=EPOCH, offer_wait_s=offer_wait_s)
     kind = CARRIERS[carrier]

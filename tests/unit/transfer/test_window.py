@@ -55,6 +55,14 @@ def test_the_window_is_never_smaller_or_larger_than_its_bounds() -> None:
     assert link.window.size == MAX_WINDOW_BYTES
 
 
+@pytest.mark.parametrize("rate", [60e3, 125e3, 250e3])
+def test_a_very_thin_link_holds_no_more_than_keep_alive_can_wait_for(rate: float) -> None:
+    link = PlainLink(rate, 0.02)
+    link.run(60.0)
+    assert link.run(30.0) > 0.9 * rate
+    assert link.window.size / rate < 4.5
+
+
 def test_a_long_saturated_link_does_not_take_its_own_queue_for_distance() -> None:
     link = PlainLink(10e6, 0.02)
     link.run(60.0)

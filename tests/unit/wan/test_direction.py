@@ -141,3 +141,10 @@ async def test_a_dropped_flow_delivers_nothing_more() -> None:
     await come(other, 1000)
     assert dropped.items == []
     direction.close()
+
+
+def test_jitter_lies_between_nothing_and_itself() -> None:
+    direction = Direction(Shape(delay_s=0.02, jitter_s=0.01))
+    crossings = [direction.crossing_s() for _ in range(1000)]
+    assert 0.02 <= min(crossings) < 0.021
+    assert 0.029 < max(crossings) < 0.03
