@@ -76,11 +76,9 @@ async def _serve(spec: ClusterSpec) -> list[Asked]:
 
 async def _compare(spec: ClusterSpec, asked: Sequence[Asked]) -> list[Verdict]:
     out.print("Now the same requests to one engine, one at a time, for comparison:")
-    threads = len(os.sched_getaffinity(0))
     with _progress() as progress:
         task = progress.add_task("reference", total=len(asked), state="")
-        advance = lambda: progress.update(task, advance=1)  # noqa: E731
-        return await asyncio.to_thread(check_all, spec.model, spec.dtype, threads, asked, advance)
+        return await check_all(spec.model, spec.dtype, asked, lambda: progress.advance(task))
 
 
 def _progress() -> Progress:
@@ -115,7 +113,7 @@ def note(spec: ClusterSpec) -> dict[str, Any]:
     return {
         "wan": f"{spec.wan_rate} each way, {spec.wan_delay_ms:g} ms one way; a TCP relay, so loss, slow start and "
         "congestion control are not emulated",
-        "host": f"all processes share {len(os.sched_getaffinity(0))} CPU cores; stages are not paced",
+        "host": f"all processes share {os.cpu_count()} CPU cores; stages are not paced",
         "model": spec.model,
         "stages": {"prefill": spec.prefill, "relay": spec.relay, "main": spec.main},
         "threads_per_stage": spec.threads,
