@@ -102,17 +102,17 @@ def _why_not(host: str, port: int) -> OSError:
 async def _shut_down(server: grpc.aio.Server, health: ServerHealth, guard: RpcGuard, grace_s: float) -> None:
     # 1. Whoever watches health stops sending.
     await health.end()
-    # 2. No new calls.
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.stop(grace_s + _LAST_WORDS_S))
+    # 2. No new calls; gRPC knows best when the last status of the running ones is on the wire.
+    stopping = asyncio.create_task(server.stop(grace_s + _LAST_WORDS_S), name="server stop")
+    try:
         # 3. Running calls may end.
-        try:
-            async with asyncio.timeout(grace_s):
-                await guard.idle()
-        except TimeoutError:
-            # 4. The rest is cancelled.
+        await asyncio.wait([stopping], timeout=grace_s)
+        # 4. The rest is cancelled.
+        if not stopping.done():
             log.warning("cancelling %d calls still running after %.1f s", len(guard.running), grace_s)
+    finally:
         await server.stop(None)
+        await stopping
     # 5. Cancelled handlers release what they hold.
     try:
         async with asyncio.timeout(_LAST_WORDS_S):

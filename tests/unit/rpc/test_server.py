@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -316,3 +317,16 @@ async def test_an_unimplemented_method_is_unsupported(channel: grpc.aio.Channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Describe(stage_pb2.DescribeRequest())
     assert isinstance(from_rpc_error(caught.value, "stage x"), errors.Unsupported)
+
+
+async def test_a_call_that_ends_just_as_the_server_does_is_complete(script: Script) -> None:
+    for _ in range(30):
+        serving = AsyncExitStack()
+        server = await serving.enter_async_context(grpc_server("127.0.0.1:0", script.register, [SERVICE]))
+        async with open_channel(server.address) as channel:
+            stream = start(channel, "ServerStream", said("fine"))
+            assert await stream.read() == said("fine")
+            async with asyncio.TaskGroup() as group:
+                rest = group.create_task(stream.read())
+                group.create_task(serving.aclose())
+            assert rest.result() is grpc.aio.EOF
