@@ -109,7 +109,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_tokens_equal_one_engine(running: InThread, loaded: LoadedModel, data: st.DataObject) -> None:
     length = data.draw(st.one_of(st.sampled_from(EDGES), st.integers(1, 130)), label="prompt tokens")
@@ -145,13 +145,12 @@ def test_tokens_equal_one_engine(running: InThread, loaded: LoadedModel, data: s
         assert usage.cached_main_tokens == min(hits[2], most) // 16 * 16
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("pipeline", [P_RLD_MD, P_MD])
+@pytest.mark.parametrize(("pipeline", "mode"), [(P_RLD_MD, MODES[0]), (P_RLD_MD, MODES[1]), (P_MD, MODES[0])])
 def test_stop_conditions_at_every_index(
     running: InThread, loaded: LoadedModel, pipeline: router_pb2.Pipeline, mode: router_pb2.HandoffMode
 ) -> None:
-    prompt = random.Random(5).choices(range(256), k=70)
-    base = Sampling(seed=3, max_tokens=14, temperature=1.0)
+    prompt = random.Random(5).choices(range(256), k=40)
+    base = Sampling(seed=3, max_tokens=12, temperature=1.0)
     plain = expected(loaded, prompt, base)
 
     async def all_of_them() -> None:
@@ -185,7 +184,7 @@ def test_eos_ends_the_answer_wherever_it_is_drawn(
     assert found, "the tiny model never ends an answer"
 
     async def all_of_them() -> None:
-        for sampling, wanted in found[:8]:
+        for sampling, wanted in found[:3]:
             await running.topology.flush()
             check(await running.topology.generate(request(prompt, sampling, (), pipeline)), wanted)
             ignoring = replace(sampling, ignore_eos=True)

@@ -172,20 +172,23 @@ async def topology(
     prefill: int = 1,
     relay: int = 1,
     main: int = 1,
-    redis: bool = False,
+    redis: bool | str = False,
+    main_site: str = "b",
     wan: dict[str, Any] | None = None,
     router: dict[str, Any] | None = None,
     stage: dict[str, Any] | None = None,
     per_role: dict[str, dict[str, Any]] | None = None,
 ) -> AsyncIterator[Topology]:
-    """Stages named p0, r0, m0, ...; `wan` (WanSettings) puts the emulator between the sites.
+    """Stages named p0, r0, m0, ...; `wan` (WanSettings) puts the emulator between the sites; `redis` may be a URL.
 
     On the way out the five invariants are checked, unless the body has failed already.
     """
     common = {"model": "tiny", "threads": 1, "pool_tokens": 4096, "shutdown_grace_s": 0.2, **(stage or {})}
     per_role = per_role or {}
     async with AsyncExitStack() as stack:
-        redis_url = await stack.enter_async_context(redis_server()) if redis else ""
+        redis_url = redis if isinstance(redis, str) else ""
+        if redis is True:
+            redis_url = await stack.enter_async_context(redis_server())
         emulator = None
         if wan is not None:
             emulator = await stack.enter_async_context(wan_emulator(WanSettings(**{"listen": "127.0.0.1:0", **wan})))
@@ -205,7 +208,7 @@ async def topology(
                 )
             return started
 
-        mains = await start("m", main_decode_app, StageSettings, main, "b")
+        mains = await start("m", main_decode_app, StageSettings, main, main_site)
         relays = await start("r", relay_decode_app, StageSettings, relay, "a")
         prefills = await start("p", prefill_app, PrefillSettings, prefill, "a")
         addresses = [app.description.address for app in (*prefills, *relays, *mains)]
