@@ -227,10 +227,10 @@ class Run:
             metrics.handoff_ids.observe(handoff.ids)
             if record.stall_s is not None:
                 metrics.handoff_stall.labels(handoff.mode).observe(record.stall_s)
-        main = conductor.route.main
-        if main is not None and not conductor.cut and main.description.prefix_cache:
-            layout = main.description.layout
+        mains = [leg.stage for leg in conductor.feeder.decode.values() if leg.stage.description.role is Role.MAIN]
+        if mains and not conductor.cut and mains[-1].description.prefix_cache:
+            layout = mains[-1].description.layout
             root = root_hash(layout, self._ask.cache_salt)
-            self._rooms.prefixes.remember_answer(
-                self._ask, main.instance_id, self.answer.ids, root, layout.block_tokens
-            )
+            # KV of the last id is computed by the step that would follow.
+            known = self.answer.ids[:-1]
+            self._rooms.prefixes.remember_answer(self._ask, mains[-1].instance_id, known, root, layout.block_tokens)
