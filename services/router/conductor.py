@@ -109,7 +109,9 @@ class Conductor:
             return self.cut
         acked, missing = self._progress.get(leg.transfer_id, (0, self.route.crossing_bytes))
         remaining = missing - acked
-        if not must_cut(remaining, estimate.goodput(sender, leg.stage, self.limits), self.patience.singular_cut_s):
+        if not must_cut(
+            remaining, estimate.goodput((sender,), sender, leg.stage, self.limits), self.patience.singular_cut_s
+        ):
             return False
         log.info("singular: %d bytes will not cross to %s", remaining, leg.stage.instance_id)
         self.cut = True
@@ -157,7 +159,7 @@ class Conductor:
             return self.handoff.gave_up(event.error)
         assert isinstance(event, FleetChanged)
         self.fleet_changed()
-        return self.handoff.stage_joined()
+        return self.handoff.stage_joined() if self.feeder.could_feed(Role.MAIN) else []
 
     def _from_decode(self, leg: int, event: decode_pb2.DecodeEvent) -> Sequence[actions.Action]:
         kind = event.WhichOneof("event")

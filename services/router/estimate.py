@@ -1,5 +1,6 @@
 """How long a prefill and a crossing will take, from load reports and priors. Pure; decides nothing."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvrelay.types import LinkLoad
@@ -61,13 +62,23 @@ def link(sender: StageView, receiver: StageView) -> LinkLoad | None:
     return next((one for one in links if one.peer == receiver.instance_id), None)
 
 
-def goodput(sender: StageView, receiver: StageView, limits: Limits) -> float:
-    """Bytes/s of the link: measured, or measured to another stage of that site, or the prior."""
-    near = sender.description.site == receiver.description.site
+def goodput(stages: Collection[StageView], sender: StageView, receiver: StageView, limits: Limits) -> float:
+    """Bytes/s of the link: measured by the sender, or by anyone between these sites (the mean), or the prior."""
     measured = link(sender, receiver)
     if measured is not None and measured.goodput_bytes_per_s > 0:
         return measured.goodput_bytes_per_s
-    return limits.lan_rate_bytes_per_s if near else limits.wan_rate_bytes_per_s
+    here, there = sender.description.site, receiver.description.site
+    sites = {stage.instance_id: stage.description.site for stage in stages}
+    others = [
+        one.goodput_bytes_per_s
+        for stage in stages
+        if stage.description.site == here and stage.load is not None
+        for one in stage.load.links
+        if sites.get(one.peer) == there and one.goodput_bytes_per_s > 0
+    ]
+    if others:
+        return sum(others) / len(others)
+    return limits.lan_rate_bytes_per_s if here == there else limits.wan_rate_bytes_per_s
 
 
 def crossing(question: Question, sender: StageView, receiver: StageView, limits: Limits) -> Crossing:
@@ -81,7 +92,7 @@ def crossing(question: Question, sender: StageView, receiver: StageView, limits:
     blocks = question.prompt_tokens // layout.block_tokens - hit // layout.block_tokens
     near = sender.description.site == receiver.description.site
     delay = limits.lan_delay_ms if near else limits.wan_delay_ms
-    rate = goodput(sender, receiver, limits)
+    rate = goodput(question.stages, sender, receiver, limits)
     measured = link(sender, receiver)
     pending = measured.pending_bytes if measured is not None else 0
     ttft = prefill_ms(question, sender, limits)

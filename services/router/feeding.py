@@ -65,11 +65,11 @@ class Feeder:
 
     def feed(self, role: Role, *, whole: bool) -> int:
         """One more leg of a role, with the KV pushed to it again; -> its number. Raises NoStage naming the leg."""
-        self._feeds[role] += 1
-        if self._feeds[role] > self._max_feeds:
-            raise NoStage(f"{planner.LEG_NAMES[role]} failed {self._max_feeds} times")
         question = self._question()
         stage = planner.pick_role(question, role, self._limits)
+        if self._feeds[role] >= self._max_feeds:
+            raise NoStage(f"{planner.LEG_NAMES[role]} failed {self._max_feeds} times")
+        self._feeds[role] += 1
         prefill = planner.pick_prefill(question, self._limits)
         lacks = question.prompt_tokens - estimate.usable_hit(question, stage, samples=False)
         local = prefill is None or lacks <= self._limits.local_extend_tokens
@@ -81,6 +81,10 @@ class Feeder:
             raise NoStage(f"{planner.LEG_NAMES[role]}: {error}") from error
         self.local_prefills += local and prefill is None
         return leg.number
+
+    def could_feed(self, role: Role) -> bool:
+        """Whether feed() would find a stage now."""
+        return self._feeds[role] < self._max_feeds and bool(planner.usable(self._question(), role))
 
     def leg_of(self, transfer_id: str) -> OpenedLeg | None:
         """Whose KV this transfer brings."""

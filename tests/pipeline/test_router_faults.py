@@ -13,6 +13,7 @@ from kvrelay.engine.reference import generate_reference
 from kvrelay.model.weights import LoadedModel, load_model
 from kvrelay.proto.v1 import common_pb2, router_pb2
 from kvrelay.types import Sampling
+from kvrelay.wan.emulator import Outage
 from tests.pipeline.topology import Got, Topology, ask, collect, status_of, topology
 
 P_RLD_MD, P_MD = router_pb2.PIPELINE_P_RLD_MD, router_pb2.PIPELINE_P_MD
@@ -232,3 +233,44 @@ async def test_a_stage_that_joins_later_is_used(loaded: LoadedModel) -> None:
         got = await running.generate(asked(10, P_MD))
         assert got.ids == reference(loaded, PROMPT, 10)
         assert got.started.route.main == "m1"
+
+
+@pytest.mark.parametrize("phase", ["relaying", "handed over"])
+async def test_main_decode_is_fed_again_when_the_wan_is_back(loaded: LoadedModel, phase: str) -> None:
+    async with slow(router={"redial_max_s": 0.2}) as running:
+        assert running.wan is not None
+        watched = Watched(running.stub.Generate(asked(200)))
+        await watched.until(PHASES[phase]())
+        await running.wan.set_outage(Outage.RESET)
+        await watched.until(tokens_from(common_pb2.SOURCE_RELAY, 5))
+        await running.wan.set_outage(Outage.NONE)
+        got = await watched.rest()
+        assert got.ids == reference(loaded, PROMPT, 200)
+        assert got.outputs[-1].tokens.source == common_pb2.SOURCE_MAIN
+        assert "fed_main_again" in got.report.fallbacks
+
+
+async def test_a_relay_at_its_budget_waits_for_the_wan(loaded: LoadedModel) -> None:
+    async with slow(router={"redial_max_s": 0.2, "relay_budget": 20}) as running:
+        assert running.wan is not None
+        watched = Watched(running.stub.Generate(asked(60)))
+        await watched.until(tokens_from(common_pb2.SOURCE_RELAY, 5))
+        await running.wan.set_outage(Outage.RESET)
+        await watched.until(tokens_from(common_pb2.SOURCE_RELAY, 14))
+        await asyncio.sleep(0.5)
+        await running.wan.set_outage(Outage.NONE)
+        got = await watched.rest()
+        assert got.ids == reference(loaded, PROMPT, 60)
+        assert "relay_paused" in got.report.fallbacks
+
+
+async def test_a_relay_at_its_budget_does_not_wait_for_ever() -> None:
+    async with slow(router={"relay_budget": 20, "rejoin_wait_s": 0.3}) as running:
+        assert running.wan is not None
+        watched = Watched(running.stub.Generate(asked(60)))
+        await watched.until(tokens_from(common_pb2.SOURCE_RELAY, 5))
+        await running.wan.set_outage(Outage.RESET)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await watched.rest()
+        assert status_of(caught.value)[0] == "UNAVAILABLE"
+        assert "main decode" in status_of(caught.value)[1]

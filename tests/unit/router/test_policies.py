@@ -203,6 +203,24 @@ def test_nothing_crosses_to_a_stage_that_holds_every_whole_block() -> None:
     assert (crossing.bytes, crossing.ms, crossing.stall_ms) == (0, 0.0, 0.0)
 
 
+def test_a_link_nobody_has_measured_is_as_fast_as_others_between_the_sites() -> None:
+    load = replace(IDLE, links=(LinkLoad("m0", 10.0, 0), LinkLoad("m1", 30.0, 0), LinkLoad("r0", 999.0, 0)))
+    fleet = (
+        stage(Role.PREFILL, "p0", load),
+        stage(Role.PREFILL, "p1"),
+        stage(Role.RELAY, "r0"),
+        stage(Role.MAIN, "m0"),
+        stage(Role.MAIN, "m1"),
+        stage(Role.MAIN, "m2"),
+    )
+    p0, p1, r0, m0, _, m2 = fleet
+    assert estimate.goodput(fleet, p0, m0, Limits()) == 10.0
+    assert estimate.goodput(fleet, p0, m2, Limits()) == 20.0
+    assert estimate.goodput(fleet, p1, m2, Limits()) == 20.0
+    assert estimate.goodput(fleet, p1, r0, Limits()) == 999.0
+    assert estimate.goodput((p1, m0), p1, m0, Limits()) == Limits().wan_rate_bytes_per_s
+
+
 def test_a_leg_that_is_fed_again_names_what_is_wrong_with_each_stage() -> None:
     with pytest.raises(NoStage, match="relay decode: none is registered"):
         planner.pick_role(question(stage(Role.MAIN, "m0")), Role.RELAY, Limits())
