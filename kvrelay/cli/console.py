@@ -15,8 +15,19 @@ from kvrelay.cli.cluster import ClusterError
 from kvrelay.errors import KvrelayError
 from kvrelay.load.client import status_text
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+PAGE = 120
+"""Columns of what is written to a file or a pipe."""
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = PAGE
+    return console
+
+
+out = _console(stderr=False)
+err = _console(stderr=True)
 
 INTERRUPTED = 130
 KNOWN = (ClusterError, KvrelayError, grpc.aio.AioRpcError, OSError)

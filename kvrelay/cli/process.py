@@ -30,7 +30,7 @@ class State(enum.StrEnum):
 class Process:
     """A program in a process group of its own, so that a terminal's Ctrl-C reaches it only through its parent.
 
-    Its stdout and stderr are appended to `log_path`. `on_change` is called, on the loop, at each change of `state`.
+    Its stdout and stderr go to `log_path`, which the first start empties. `on_change` is called, on the loop, at each change of `state`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Process:
         """Starts the program; call from the main thread (see child.py). OSError if it cannot be forked."""
         self._ended = asyncio.Event()
         self.returncode = None
-        log = await asyncio.to_thread(open_log, self.log_path, self.argv)
+        log = await asyncio.to_thread(open_log, self.log_path, self.argv, self._running is None)
         try:
             self._running = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", CHILD, str(os.getpid()), *self.argv,
@@ -116,9 +116,10 @@ def read_end(path: Path, most_bytes: int = 64 * 1024) -> list[str]:
     return []
 
 
-def open_log(path: Path, argv: list[str]) -> int:
-    """A file descriptor that appends to the log, whose next line is the command."""
+def open_log(path: Path, argv: list[str], anew: bool) -> int:
+    """A file descriptor that appends to the log (emptied first, if `anew`), whose next line is the command."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
+    log = os.open(path, mode, 0o644)
     os.write(log, f"$ {' '.join(argv)}\n".encode())
     return log

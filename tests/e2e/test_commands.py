@@ -134,7 +134,7 @@ async def test_up_shows_a_line_per_process_and_ctrl_c_leaves_none(tmp_path: Path
 
 
 async def test_up_stops_all_and_shows_the_log_when_a_process_dies(tmp_path: Path) -> None:
-    async with up(tmp_path) as process:
+    async with up(tmp_path, "--main", "0", "--prefill", "0") as process:
         await until_it_says(process, "try: kvrelay generate")
         children = children_of(process)
         next(child for child in children if "services.relay_decode" in child.cmdline()).kill()
@@ -155,7 +155,7 @@ async def test_a_killed_up_leaves_no_process(tmp_path: Path) -> None:
 
 
 async def test_up_with_a_missing_model_names_it(tmp_path: Path) -> None:
-    async with up(tmp_path, "--model", str(tmp_path / "none.gguf")) as process:
+    async with up(tmp_path, "--main", "0", "--relay", "0", "--model", str(tmp_path / "none.gguf")) as process:
         _, err = await asyncio.wait_for(process.communicate(), 40)
         assert process.returncode == 1
         assert "none.gguf" in err.decode()

@@ -109,24 +109,30 @@ CHATS = (
     Chat(
         "logbook",
         (
-            Turn(LOGBOOK + "Which night was the best one for looking at the sky, and why?", greedy(48)),
-            Turn(FOLLOW_UP, drawn(11, 32)),
+            Turn(
+                LOGBOOK + "Write a report of the week for the newspaper, night by night, with all that visitors saw.",
+                greedy(112),
+            ),
+            Turn(FOLLOW_UP, drawn(11, 48)),
             Turn("Which of these is the most urgent?", greedy(24)),
         ),
     ),
     Chat(
         "letter",
         (
-            Turn(LETTER + "Write a short and friendly answer to her.", drawn(21, 56)),
-            Turn(FOLLOW_UP, greedy(32)),
+            Turn(
+                LETTER + "Write a friendly letter to her that answers all of her questions, one after the other.",
+                drawn(21, 128),
+            ),
+            Turn(FOLLOW_UP, greedy(48)),
             Turn("Is that all?", drawn(23, 24)),
         ),
     ),
     Chat(
         "manual",
         (
-            Turn(MANUAL + "What do I do if the shutter stops twice?", drawn(31, 48)),
-            Turn(FOLLOW_UP, drawn(32, 32)),
+            Turn(MANUAL + "Write this again as a numbered list of short steps for a new member.", drawn(31, 144)),
+            Turn(FOLLOW_UP, drawn(32, 48)),
             Turn("And where is the crank?", greedy(24)),
         ),
     ),

@@ -23,13 +23,13 @@ from kvrelay.cli.demo.verdict import Verdict
 from kvrelay.cli.spec import ClusterSpec
 from kvrelay.load.client import Answer
 
-STALL_MS = 1000
+STALL_MS = 1500
 """What this demo lets KV be late behind the first token before a relay is used: the WAN is a slow one."""
 
 
 def demo(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a directory, or a .gguf file.")] = "smollm2",
-    wan_rate: Annotated[str, typer.Option(help="Of each direction.")] = "60mbit",
+    wan_rate: Annotated[str, typer.Option(help="Of each direction.")] = "40mbit",
     wan_delay_ms: Annotated[float, typer.Option(help="One way.", min=0)] = 20.0,
     report: Annotated[Path, typer.Option(help="JSON.", dir_okay=False)] = Path("demo-report.json"),
     picture: Annotated[Path, typer.Option(help="PNG.", dir_okay=False)] = Path("demo-timeline.png"),
@@ -134,7 +134,7 @@ def _show_timeline(asked: Sequence[Asked], rows: Sequence[dict[str, Any]], pictu
     shown = max(relayed, key=lambda one: min(one.answer.count("relay"), one.answer.count("main")))
     title = f"{shown.chat} {shown.turn}: {len(shown.prompt_ids)} prompt tokens, TTFT {shown.answer.ttft_ms:,.0f} ms"
     bars = timeline.bars_of(shown.answer)
-    out.print(timeline.draw(bars, title))
+    out.print(timeline.draw(bars, title, max(20, min(72, out.width - 40))))
     timeline.save(bars, f"kvrelay demo, {title} (emulated WAN)", picture)
 
 

@@ -42,11 +42,13 @@ def _rounded(ms: float | None) -> float | None:
 
 def table_of(asked: Sequence[Asked], rows: Sequence[dict[str, Any]]) -> Table:
     """One line a request."""
-    table = Table(title="requests", title_justify="left", pad_edge=False)
-    table.add_column("chat")
-    table.add_column("pipeline")
-    table.add_column("why", ratio=1)
-    for name in ("prompt", "hit P", "hit MD", "TTFT ms", "RLD", "MD", "hand-off", "stall ms", "WAN MB", "= reference"):
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("\nchat", "\npipeline", "\nwhy"):
+        table.add_column(name, overflow="fold")
+    for name in ("prompt\ntokens", "hit\nP", "hit\nMD", "TTFT\nms", "by\nRLD", "by\nMD"):
+        table.add_column(name, justify="right")
+    table.add_column("\nhand-off")
+    for name in ("stall\nms", "WAN\nMB", "equals\nreference"):
         table.add_column(name, justify="right")
     for one, row in zip(asked, rows, strict=True):
         table.add_row(

@@ -51,14 +51,15 @@ def _came(answer: Answer, source: str) -> tuple[float, ...]:
 def draw(bars: list[Bar], title: str, width: int = 72) -> Table:
     """Bars of `width` characters for a terminal."""
     end = max(bar.end_ms for bar in bars)
-    table = Table(title=title, box=None, show_header=False, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
     for bar in bars:
         first = round(bar.start_ms / end * (width - 1))
         length = max(1, round(bar.end_ms / end * (width - 1)) - first + 1)
         line = Text(" " * first + "█" * length, style=COLOURS[bar.kind])
         line.pad_right(max(0, width - len(line)))
         table.add_row(bar.label, line, f"{bar.start_ms:,.0f} – {bar.end_ms:,.0f} ms")
-    table.add_row("", Text(f"0{f'{end:,.0f} ms':>{width - 1}}", style="dim"), "")
     return table
 
 
