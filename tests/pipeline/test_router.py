@@ -174,31 +174,31 @@ async def test_a_full_router_refuses_with_a_hint_and_harms_no_other(loaded: Load
         assert (await one).ids == reference(loaded, PROMPT[:50], 40)
 
 
-@pytest.mark.parametrize(
-    ("request_", "code", "text"),
-    [
-        (router_pb2.GenerateRequest(), "INVALID_ARGUMENT", "exactly one of"),
-        (ask([999]), "INVALID_ARGUMENT", "token_ids.ids[0]"),
-        (ask([1] * 4095, max_tokens=10), "INVALID_ARGUMENT", "sampling.max_tokens"),
-        (ask([1] * 4096), "INVALID_ARGUMENT", "4095"),
-        (ask([1], max_tokens=0), "INVALID_ARGUMENT", "sampling.max_tokens"),
-        (router_pb2.GenerateRequest(prompt="x", n=2), "UNIMPLEMENTED", "n:"),
-        (router_pb2.GenerateRequest(prompt="x", model="y"), "NOT_FOUND", "model"),
-        (
-            router_pb2.GenerateRequest(chat=router_pb2.Chat(messages=[router_pb2.ChatMessage(role="nobody")])),
-            "INVALID_ARGUMENT",
-            "chat.messages[0].role",
-        ),
-    ],
-)
-async def test_bad_input_gets_a_status_that_names_the_field(
-    request_: router_pb2.GenerateRequest, code: str, text: str
-) -> None:
+BAD: list[tuple[router_pb2.GenerateRequest, str, str]] = [
+    (router_pb2.GenerateRequest(), "INVALID_ARGUMENT", "exactly one of"),
+    (ask([999]), "INVALID_ARGUMENT", "token_ids.ids[0]"),
+    (ask([1] * 4095, max_tokens=10), "INVALID_ARGUMENT", "sampling.max_tokens"),
+    (ask([1] * 4096), "INVALID_ARGUMENT", "4095"),
+    (ask([1], max_tokens=0), "INVALID_ARGUMENT", "sampling.max_tokens"),
+    (router_pb2.GenerateRequest(prompt="x", n=2), "UNIMPLEMENTED", "n:"),
+    (router_pb2.GenerateRequest(prompt="x", model="y"), "NOT_FOUND", "model"),
+    (
+        router_pb2.GenerateRequest(chat=router_pb2.Chat(messages=[router_pb2.ChatMessage(role="nobody")])),
+        "INVALID_ARGUMENT",
+        "chat.messages[0].role",
+    ),
+]
+
+
+async def test_bad_input_gets_a_status_that_names_the_field_and_harms_no_other(loaded: LoadedModel) -> None:
     async with topology(relay=0) as running:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await running.generate(request_, timeout=3)
-        assert status_of(caught.value)[0] == code
-        assert text in status_of(caught.value)[1]
+        good = asyncio.ensure_future(running.generate(ask(PROMPT[:50], max_tokens=60)))
+        for request, code, text in BAD:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await running.generate(request, timeout=3)
+            assert status_of(caught.value)[0] == code
+            assert text in status_of(caught.value)[1]
+        assert (await good).ids == reference(loaded, PROMPT[:50], 60)
 
 
 async def test_what_happened_is_counted_where_a_person_sees_it() -> None:
