@@ -30,7 +30,8 @@ class State(enum.StrEnum):
 class Process:
     """A program in a process group of its own, so that a terminal's Ctrl-C reaches it only through its parent.
 
-    Its stdout and stderr go to `log_path`, which the first start empties. `on_change` is called, on the loop, at each change of `state`.
+    Its stdout and stderr go to `log_path`, which the first start empties. `on_change` is called, on the loop, at each
+    change of `state`.
     """
 
     def __init__(
