@@ -54,15 +54,16 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         await asyncio.to_thread(
             check_hashes, self._core.description, first.cache_salt, prompt_ids, list(first.block_hashes)
         )
+        sampling = convert.sampling_from_proto(first.sampling)
         return SequenceSpec(
             sequence_id=sequence_id,
             prompt_ids=prompt_ids,
-            sampling=convert.sampling_from_proto(first.sampling),
+            sampling=sampling,
             salt=first.cache_salt,
             await_kv=not first.local_prefill,
             held=True,
             output_budget=first.output_budget if first.HasField("output_budget") else None,
-            reserve_tokens=EXTEND_RESERVE_TOKENS,
+            reserve_tokens=min(EXTEND_RESERVE_TOKENS, sampling.max_tokens),
         )
 
     @contextmanager

@@ -32,7 +32,7 @@ S = TypeVar("S", bound=StageSettings)
 
 def run(program: str, settings_class: type[S], app: Callable[[S], AbstractAsyncContextManager[StageApp]]) -> NoReturn:
     """Runs a stage with the settings of the command line and the environment; ends the process."""
-    settings = _parse(program, settings_class)
+    settings = parse_settings(program, settings_class, sys.argv[1:])
     try:
         telemetry.configure(settings.log_level, settings.log_format)
     except ValueError as error:
@@ -74,7 +74,7 @@ def _stop_signal() -> "asyncio.Future[signal.Signals]":
 
 def _introduce(program: str, settings: StageSettings, stage: StageApp) -> None:
     about = stage.description
-    shown = settings.model_dump() | {"redis_url": _without_password(settings.redis_url)}
+    shown = settings.model_dump() | {"redis_url": without_password(settings.redis_url)}
     log.info("%s settings: %s", program, " ".join(f"{name}={value}" for name, value in shown.items()))
     tokens = about.pool_blocks * about.layout.block_tokens
     total = about.pool_blocks * about.layout.block_bytes
@@ -98,19 +98,19 @@ def _introduce(program: str, settings: StageSettings, stage: StageApp) -> None:
     )
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
     password = urlsplit(url).password
     return url.replace(f":{password}@", ":***@") if password else url
 
 
-def _parse(program: str, settings_class: type[S]) -> S:
+def parse_settings(program: str, settings_class: type[S], flags: list[str]) -> S:
+    """Flags over KVRELAY_* variables over defaults. What cannot be used ends the process with a line that names it."""
     try:
-        flags: CliSettingsSource[Any] = CliSettingsSource(settings_class, cli_prog_name=program, cli_parse_args=True)
-        return CliApp.run(settings_class, cli_settings_source=flags)
+        source: CliSettingsSource[Any] = CliSettingsSource(settings_class, cli_prog_name=program, cli_parse_args=flags)
+        return CliApp.run(settings_class, cli_args=flags, cli_settings_source=source)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}, got {item['input']!r}" for item in error.errors()
-        ]
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
         _give_up(program, "; ".join(problems))
     except SettingsError as error:
         _give_up(program, str(error))

@@ -1,5 +1,6 @@
 """One leg being served: carries out what leg.py's table says, and holds what the leg holds. Decides nothing."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from kvrelay.stage.intake import Lease
 from kvrelay.stage.leg import Action, Input, Leg
 from kvrelay.transfer.receiver import IncomingTransfer, KvReceiver
 from kvrelay.types import Role, Source
+
+log = logging.getLogger(__name__)
 
 CUT = "CUT"
 """How a leg ended that did not come to a terminal state: cancelled, refused or failed."""
@@ -74,6 +77,7 @@ class ServedLeg:
         loading = self._incoming if self._committed is None else None
         await self._handle.close(kept_blocks=loading.leading_blocks if loading else 0)
         self._core.metrics.legs.labels(self._leg.state if self._leg.ended else CUT).inc()
+        log.info("leg released in state %s, next index %d", self._leg.state, self._leg.next_index)
 
     def _decide(self, item: Item) -> tuple[Action, ...]:
         actions = self._take(item)

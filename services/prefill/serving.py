@@ -1,6 +1,7 @@
 """One prefill being served: joins the engine's events and the ends of the pushes. Holds what the call holds."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from kvrelay.transfer.outgoing import OutgoingTransfer
 from kvrelay.transfer.push import PushOutcome, PushProgress, PushResult
 from kvrelay.transfer.sender import KvSender
 from kvrelay.types import KvTarget, Source
+
+log = logging.getLogger(__name__)
+
+DONE, CUT = "DONE", "CUT"
+"""How a prefill ended: computed and every push ended, or anything else."""
 
 PROGRESS_GAP_S = 0.2
 """Least time between two PushProgress of one push."""
@@ -67,7 +73,7 @@ class ServedPrefill:
                 event = self._take(await inbox.next())
                 if event is not None:
                     await write(event)
-        self._lease.state = "DONE"
+        self._lease.state = DONE
 
     async def release(self) -> None:
         """Ends what is still pushed, and gives the blocks back once nothing reads them."""
@@ -75,7 +81,8 @@ class ServedPrefill:
             push.cancel()
         await asyncio.gather(*(push.done() for push in self._pushes))
         await self._handle.close()
-        self._core.metrics.legs.labels("DONE" if self._lease.state == "DONE" else "CUT").inc()
+        self._core.metrics.legs.labels(DONE if self._lease.state == DONE else CUT).inc()
+        log.info("prefill released in state %s, pushes cut: %d", self._lease.state, self._pushes_left)
 
     def _take(self, item: Item) -> prefill_pb2.PrefillEvent | None:
         match item:
