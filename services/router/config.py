@@ -39,7 +39,7 @@ class RouterSettings(ServiceSettings):
     """Dynamic mode believes a load report of at most this age."""
     relay_budget: int = Field(256, ge=1)
     """Output tokens a relay leg has room for; it pauses there."""
-    relay_ready_s: float = Field(2.0, gt=0)
+    relay_ready_s: float = Field(5.0, gt=0)
     """A relay leg that has no KV this long after the first token is replaced."""
     rejoin_wait_s: float = Field(10.0, ge=0)
     """How long a relay that has used up its budget waits for a main stage to come back."""
