@@ -54,11 +54,10 @@ async def until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:
 
 
 async def held(client: store.Client, instance_id: str) -> set[bytes]:
-    """What Redis says the instance holds, after checking that both directions agree."""
+    """What Redis says the instance holds, and both directions agree on: of a block that one lacks, the empty hash."""
     own: set[bytes] = set(await client.smembers(store.own_key(instance_id)))
     blocks = set()
     async for key in client.scan_iter(match=f"{store.PREFIX}block:*"):
         if await client.hexists(key, instance_id):
             blocks.add(key.removeprefix(f"{store.PREFIX}block:".encode()))
-    assert own == blocks
-    return own
+    return own if own == blocks else own | {b""}

