@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
 
+import grpc
 import pytest
 import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
@@ -15,6 +16,18 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_poller() -> Iterator[None]:
+    """gRPC's poller thread lives as long as the tests do.
+
+    Else the last channel or server of a test ends it, joining its thread, whenever it happens to be collected: as likely
+    as not inside a coroutine of ours, where that is a blocking call.
+    """
+    grpc.aio.init_grpc_aio()
+    yield
+    grpc.aio.shutdown_grpc_aio()
 
 
 @pytest.fixture(autouse=True)
