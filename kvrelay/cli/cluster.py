@@ -15,6 +15,7 @@ from kvrelay.cli.ports import bindable, free_ports
 from kvrelay.cli.process import Process, State
 from kvrelay.cli.spec import Addresses, ClusterSpec, redis_argv, router_argv, stage_argv, wan_argv
 from kvrelay.index.server import find_redis
+from kvrelay.rpc.health import LIVE
 
 Observer = Callable[[Process], None]
 
@@ -145,7 +146,12 @@ class Cluster:
 
     async def _until_ready(self, name: str) -> None:
         process = self.processes[name]
-        await (ready.redis_answers if name == "redis" else ready.serving)(process.address)
+        if name == "redis":
+            await ready.redis_answers(process.address)
+        elif name == "router" and not self.spec.complete:
+            await ready.serving(process.address, LIVE)
+        else:
+            await ready.serving(process.address)
         if process.state is State.STARTING:
             process.become(State.READY)
 

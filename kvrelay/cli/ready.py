@@ -19,13 +19,13 @@ POLL_S = 0.1
 ANSWER_S = 1.0
 
 
-async def serving(address: str) -> None:
-    """Returns once the health service at `address` says SERVING for the whole server."""
+async def serving(address: str, name: str = "") -> None:
+    """Returns once the health service at `address` says SERVING for `name`; empty: the server is ready."""
     async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest(service=name), wait_for_ready=True):
                     if reply.status == health_pb2.HealthCheckResponse.SERVING:
                         return
             await asyncio.sleep(POLL_S)

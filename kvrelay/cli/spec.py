@@ -48,6 +48,11 @@ class ClusterSpec:
     """How long the whole start may take."""
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def complete(self) -> bool:
+        """Whether a request can be served; else the router waits, alive but not ready, for stages from elsewhere."""
+        return self.prefill > 0 and self.main + self.main_local > 0
+
     def stages(self) -> list["StageSpec"]:
         """All stages in start order, with names that are unique."""
         counts = [(Role.PREFILL, "a", "prefill", self.prefill), (Role.RELAY, "a", "relay", self.relay)]

@@ -5,14 +5,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import torch
+
+from kvrelay.engine.reference import generate_reference
 from kvrelay.load.client import Answer, ask
+from kvrelay.model.weights import load_model
 from kvrelay.proto.v1 import common_pb2, router_pb2
+from kvrelay.types import Sampling
 from tests.e2e.conftest import Router
 
 LIMIT_S = 30.0
+TOKENS = 120
 
 
-def requests(salt: str, count: int = 4, tokens: int = 120, prompt: int = 600) -> list[router_pb2.GenerateRequest]:
+def requests(salt: str, count: int = 4, tokens: int = TOKENS, prompt: int = 600) -> list[router_pb2.GenerateRequest]:
     """Half of them relayed, half straight to main decode; no cache holds anything of them under a new salt."""
     pipelines = (router_pb2.PIPELINE_P_RLD_MD, router_pb2.PIPELINE_P_MD)
     return [
@@ -74,11 +80,24 @@ async def _one(router: Router, request: router_pb2.GenerateRequest, tokens: int,
         grown.set()
 
 
-async def expected_ids(router: Router, asked: Sequence[router_pb2.GenerateRequest]) -> list[list[int]]:
-    """What the undisturbed cluster answers, one request at a time."""
-    answers = [await ask(router.stub, request, timeout_s=LIMIT_S) for request in asked]
-    assert all(answer.ok for answer in answers), [answer.error for answer in answers]
-    return [answer.ids for answer in answers]
+def reference_ids(asked: Sequence[router_pb2.GenerateRequest]) -> list[list[int]]:
+    """What one engine answers, here in this process, to requests as made above. Takes a second: call it in a thread."""
+    torch.set_num_threads(1)
+    loaded = load_model("tiny", block_tokens=16)
+    return [list(generate_reference(loaded, list(one.token_ids.ids), sampling_of(one)).ids) for one in asked]
+
+
+def sampling_of(request: router_pb2.GenerateRequest) -> Sampling:
+    wanted = request.sampling
+    return Sampling(seed=wanted.seed, max_tokens=wanted.max_tokens, ignore_eos=wanted.ignore_eos)
+
+
+async def whole(router: Router, asked: Sequence[router_pb2.GenerateRequest]) -> list[Answer]:
+    """The answers to requests sent all at once, none of which may fail."""
+    async with under_way(router, asked) as flight:
+        answers = await flight.answers()
+    assert [answer.error for answer in answers] == [""] * len(answers)
+    return answers
 
 
 CLEAR = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")

@@ -3,22 +3,16 @@
 import pytest
 
 from kvrelay.cli.cluster import Cluster
-from tests.e2e.asking import check, expected_ids, requests, under_way
+from tests.e2e.asking import check, reference_ids, requests, under_way, whole
 from tests.e2e.conftest import Router
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, list[list[int]]]:
-    """The undisturbed answers, asked for once."""
-    return {}
-
-
-async def undisturbed(router: Router, answers: dict[str, list[list[int]]]) -> list[list[int]]:
-    if "all" not in answers:
-        answers["all"] = await expected_ids(router, requests("undisturbed"))
-    return answers["all"]
+def expected() -> list[list[int]]:
+    """What one engine answers."""
+    return reference_ids(requests(""))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +27,8 @@ async def undisturbed(router: Router, answers: dict[str, list[list[int]]]) -> li
     ],
 )
 async def test_requests_end_when_a_stage_is_killed_and_it_is_usable_when_it_is_back(
-    town: Cluster, router: Router, answers: dict[str, list[list[int]]], name: str, tokens: int
+    town: Cluster, router: Router, expected: list[list[int]], name: str, tokens: int
 ) -> None:
-    expected = await undisturbed(router, answers)
     async with under_way(router, requests(f"{name} at {tokens}"), tokens) as flight:
         await flight.grew()
         await town.kill(name)
@@ -44,10 +37,7 @@ async def test_requests_end_when_a_stage_is_killed_and_it_is_usable_when_it_is_b
             await router.until_idle()
         finally:
             await town.restart(name)
-    async with under_way(router, requests(f"{name} back at {tokens}")) as flight:
-        back = await flight.answers()
-    assert [answer.error for answer in back] == [""] * len(back)
-    check(back, expected)
+    check(await whole(router, requests(f"{name} back at {tokens}")), expected)
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(town: Cluster, router: Router) -> None:
