@@ -1,4 +1,4 @@
-"""Domain errors. `rpc/status.py` holds the one table that maps them to gRPC status. Messages name the field and limit."""
+"""Domain errors; messages name the field and the limit. `rpc/status.py` has the one table that maps them to status."""
 
 
 class KvrelayError(Exception):
@@ -43,7 +43,7 @@ class LayoutMismatch(KvrelayError):
 
 
 class ProtocolViolation(KvrelayError):
-    """A message that the state does not allow (wrong next index, unknown transfer, old epoch). -> FAILED_PRECONDITION"""
+    """A message that the state forbids (wrong next index, unknown transfer, old epoch). -> FAILED_PRECONDITION"""
 
 
 class TransferEnded(KvrelayError):
@@ -55,4 +55,4 @@ class DeadlineExceeded(KvrelayError):
 
 
 class ModelFileError(KvrelayError):
-    """A model file is missing, corrupt, or of a form that is not supported; names file and cause. -> start-up failure"""
+    """A model file is missing, corrupt or not supported; names file and cause. The program does not start."""

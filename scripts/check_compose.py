@@ -1,4 +1,4 @@
-"""Check compose.yaml without a container engine: the WAN emulator alone joins both datacenters, and no service is unguarded."""
+"""Check compose.yaml without an engine: the WAN emulator alone joins both datacenters, no service is unguarded."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every test has: uvloop; a blocked event loop fails; one torch thread, so that processes do not spin on each other."""
+"""What every test has: uvloop; a blocked event loop fails; one torch thread (more spin on each other)."""
 
 import asyncio
 import os
@@ -22,8 +22,8 @@ def pytest_asyncio_loop_factories(
 def grpc_poller() -> Iterator[None]:
     """gRPC's poller thread lives as long as the tests do.
 
-    Else the last channel or server of a test ends it, joining its thread, whenever it happens to be collected: as likely
-    as not inside a coroutine of ours, where that is a blocking call.
+    Else the last channel or server of a test ends it, joining its thread, whenever it happens to be collected: as
+    likely as not inside a coroutine of ours, where that is a blocking call.
     """
     grpc.aio.init_grpc_aio()
     yield

@@ -10,7 +10,9 @@ import pytest
 def loaded_by(module: str) -> set[str]:
     """Names of all modules in a fresh interpreter after importing `module`."""
     code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
-    out = subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     return set(json.loads(out))
 
 

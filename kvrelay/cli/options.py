@@ -9,6 +9,7 @@ import typer
 from kvrelay.load.client import HANDOFF_MODES, PIPELINES
 from kvrelay.proto.v1 import common_pb2, router_pb2
 from kvrelay.types import HandoffMode, Pipeline
+from kvrelay.wan.settings import parse_rate
 
 Router = Annotated[str, typer.Option(help="host:port of the router.")]
 MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.")]
@@ -34,7 +35,21 @@ Salt = Annotated[str, typer.Option("--cache-salt", help="KV is shared among equa
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead.")]
 
+WanRate = Annotated[
+    str, typer.Option(help="Of each direction.", metavar="RATE", callback=lambda text: checked_rate(text))
+]
+WanDelay = Annotated[float, typer.Option(help="One way.", min=0, metavar="MS")]
+
 DEFAULT_ROUTER = "127.0.0.1:50050"
+
+
+def checked_rate(text: str) -> str:
+    """The text, if it is a rate. typer.BadParameter otherwise."""
+    try:
+        parse_rate(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
 
 
 class Form(enum.StrEnum):

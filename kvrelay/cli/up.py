@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kvrelay.cli import options as o
 from kvrelay.cli.board import ProcessBoard
 from kvrelay.cli.cluster import cluster, obituary
 from kvrelay.cli.console import INTERRUPTED, out, run
@@ -23,8 +24,8 @@ def up(
     pool_tokens: Annotated[int, typer.Option(help="KV room of a stage.", min=1, metavar="N")] = 16384,
     pace: Annotated[str, typer.Option(help="Emulated accelerator: fixed=MS,token=MS,...")] = "",
     policy: Annotated[str, typer.Option(help="pdd, pd-local or pd-remote.")] = "pdd",
-    wan_rate: Annotated[str, typer.Option(help="Of each direction: 100mbit, 12.5MB, ...")] = "100mbit",
-    wan_delay_ms: Annotated[float, typer.Option(help="One way.", min=0, metavar="MS")] = 20.0,
+    wan_rate: o.WanRate = "100mbit",
+    wan_delay_ms: o.WanDelay = 20.0,
     wan_jitter_ms: Annotated[float, typer.Option(min=0, metavar="MS")] = 0.0,
     host: Annotated[str, typer.Option(help="To bind.")] = "127.0.0.1",
     router_port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535, metavar="N")] = 50050,

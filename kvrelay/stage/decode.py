@@ -10,11 +10,19 @@ from kvrelay.errors import InvalidRequest, ProtocolViolation
 from kvrelay.proto.v1 import decode_pb2, decode_pb2_grpc
 from kvrelay.rpc import convert
 from kvrelay.stage.core import StageCore
+from kvrelay.stage.inbox import Inbox
 from kvrelay.stage.opening import check_epoch, check_hashes
-from kvrelay.stage.serving import ServedLeg
+from kvrelay.stage.serving import Item, ServedLeg
 from kvrelay.transfer.receiver import KvReceiver
 
 SERVICE = "kvrelay.proto.v1.DecodeService"
+
+LAST_MESSAGES_S = 0.5
+"""How long an ended leg's stream, which holds nothing any more, still takes messages, unless the router ends it first.
+
+A message written to a stream that its server has ended breaks that stream for the writer: a Stop that crosses with
+Finished would turn OK into INTERNAL, and could cost the router the Finished.
+"""
 
 EXTEND_RESERVE_TOKENS = 64
 """Room that a leg without an output budget reserves beyond its prompt: one extend."""
@@ -38,11 +46,17 @@ class DecodeService(decode_pb2_grpc.DecodeServiceServicer):
         """
         messages = aiter(request_iterator)
         first = await _first(messages)
+        async with Inbox[Item]() as inbox:
+            reading = inbox.read(messages)
+            await self._serve(first, inbox, context)
+            await inbox.discard(reading, LAST_MESSAGES_S)
+
+    async def _serve(self, first: decode_pb2.OpenLeg, inbox: Inbox[Item], context: Any) -> None:
         with self._core.lease(first.request_id) as lease, self._own(first.transfer_id):
             spec = await self._spec(first, lease.sequence_id)
-            leg = ServedLeg(self._core, self._receiver, lease, first.transfer_id, spec, context.write)
+            leg = ServedLeg(self._core, self._receiver, lease, first.transfer_id, spec, inbox, context.write)
             try:
-                await leg.run(messages)
+                await leg.run()
             finally:
                 await self._core.intake.release(leg.release())
 

@@ -30,9 +30,11 @@ class Inbox(Generic[T]):
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    def read(self, source: AsyncIterator[T]) -> None:
-        """Starts to take items from `source`."""
-        self._readers.add(asyncio.get_running_loop().create_task(self._pump(source)))
+    def read(self, source: AsyncIterator[T]) -> "asyncio.Task[None]":
+        """Starts to take items from `source`; the task ends with it."""
+        reader = asyncio.get_running_loop().create_task(self._pump(source))
+        self._readers.add(reader)
+        return reader
 
     async def next(self) -> T:
         """The next item of any source. Raises what a source raised."""
@@ -40,6 +42,17 @@ class Inbox(Generic[T]):
         if isinstance(item, BaseException):
             raise item
         return item
+
+    async def discard(self, reader: "asyncio.Task[None]", at_most_s: float) -> None:
+        """Drops whatever comes until that reader's source has ended, but no longer than `at_most_s`."""
+        dropping = asyncio.get_running_loop().create_task(self._drop())
+        self._readers.add(dropping)
+        await asyncio.wait({reader}, timeout=at_most_s)
+        dropping.cancel()
+
+    async def _drop(self) -> None:
+        while True:
+            await self._items.get()
 
     async def _pump(self, source: AsyncIterator[T]) -> None:
         try:

@@ -33,7 +33,7 @@ Item = decode_pb2.DecodeRequest | events.Event | Committed
 
 
 class ServedLeg:
-    """`await run(messages)`, and then `await release()` whatever became of it."""
+    """`await run()`, and then `await release()` whatever became of it."""
 
     def __init__(
         self,
@@ -42,9 +42,13 @@ class ServedLeg:
         lease: Lease,
         transfer_id: str,
         spec: SequenceSpec,
+        inbox: Inbox[Item],
         write: Callable[[decode_pb2.DecodeEvent], Awaitable[None]],
     ) -> None:
-        """Queues the leg with the engine. Raises InvalidRequest, Overloaded, StageFailed; then it holds nothing."""
+        """Queues the leg with the engine. Raises InvalidRequest, Overloaded, StageFailed; then it holds nothing.
+
+        `inbox` gives the router's messages already, and is read by nobody else while the leg runs.
+        """
         self._core = core
         self._receiver = receiver
         self._lease = lease
@@ -52,7 +56,7 @@ class ServedLeg:
         self._spec = spec
         self._write = write
         self._leg = Leg()
-        self._inbox: Inbox[Item] = Inbox()
+        self._inbox = inbox
         self._incoming: IncomingTransfer | None = None
         self._committed: Committed | None = None
         self._handle = core.driver.open(spec)
@@ -60,15 +64,13 @@ class ServedLeg:
         if transfer_id:
             receiver.announce(transfer_id)
 
-    async def run(self, messages: AsyncIterator[decode_pb2.DecodeRequest]) -> None:
+    async def run(self) -> None:
         """Returns when the leg has ended and has said so. Raises the KvrelayError that ended it."""
-        async with self._inbox as inbox:
-            inbox.read(messages)
-            inbox.read(aiter(self._handle))
-            while not self._leg.ended:
-                item = await inbox.next()
-                for action in self._decide(item):
-                    await self._act(action, item)
+        self._inbox.read(self._handle)
+        while not self._leg.ended:
+            item = await self._inbox.next()
+            for action in self._decide(item):
+                await self._act(action, item)
 
     async def release(self) -> None:
         """Fences the transfer, then gives all KV room back; leading blocks that came before a cut stay cached."""

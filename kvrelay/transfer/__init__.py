@@ -1,0 +1,1 @@
+"""KV blocks between stages: `KvSender` pushes what `KvReceiver` lacks, over any `Carrier`. Imports nothing."""

@@ -90,7 +90,7 @@ class KvSender:
 
     def links(self) -> list[LinkLoad]:
         """Every peer with its measured goodput and the bytes still to be acknowledged."""
-        return [LinkLoad(link.peer, link.window.rate, link.pending_bytes) for link in self._links.values()]
+        return [LinkLoad(link.peer, link.window.goodput, link.pending_bytes) for link in self._links.values()]
 
     def leftovers(self) -> dict[str, int]:
         """What is still held, by kind; all zero when idle."""

@@ -1,5 +1,6 @@
 """How many bytes may be under way to one peer, from what its acknowledgements say. Pure: the caller tells the time."""
 
+import math
 from dataclasses import dataclass
 
 MIN_WINDOW_BYTES = 512 * 1024
@@ -40,13 +41,21 @@ class Window:
         self.in_flight = 0
         """Bytes sent and neither acknowledged nor lost."""
         self.rate = 0.0
-        """Bytes a second; 0 = not measured."""
+        """Bytes a second that the link can bear, rather too much than too little; 0 = not measured."""
         self.round_trip_s: float | None = None
         self._measured_at = 0.0
         self._delivered = 0
         self._delivered_at = 0.0
+        self._mean = 0.0
+        self._mean_s = 0.0
+        """Busy seconds that `_mean` is of, older ones counting less."""
         self._starved_until = -1
         """Frames that leave before more than this was delivered come from a link that had too little to send."""
+
+    @property
+    def goodput(self) -> float:
+        """Bytes a second, in the mean over the last busy seconds; 0 = not measured."""
+        return self._mean
 
     @property
     def size(self) -> int:
@@ -105,3 +114,7 @@ class Window:
             self.rate += (sample - self.rate) * 0.5
         elif not starved:
             self.rate += (sample - self.rate) * min(1.0, since / _FORGET_S)
+        if since > 0 and (sample >= self._mean or not starved):
+            kept = self._mean_s * math.exp(-since / _FORGET_S)
+            self._mean_s = kept + since
+            self._mean += (sample - self._mean) * since / self._mean_s

@@ -228,19 +228,24 @@ async def test_stop_while_decoding_ends_with_the_index_behind_the_last_token(app
         assert call.ids == reference(ids, sampling(call.next_index))
 
 
-async def test_stop_after_the_end_is_ignored(app: StageApp) -> None:
+async def test_messages_after_the_end_are_ignored_and_the_end_is_clean(app: StageApp) -> None:
     ids, how = prompt(20), sampling(4)
     async with leg(app, ids, how, local_prefill=True) as (call, _):
         await call.resume()
         await call.until("finished")
-        try:
-            await call.stop()
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.OK
-        except asyncio.InvalidStateError:
-            pass
+        await app.settle()
+        await call.stop()
+        await call.stop()
         await call.ended()
         assert call.events.count("finished") == 1
+
+
+async def test_a_router_that_says_no_more_does_not_hold_an_ended_leg_open(app: StageApp) -> None:
+    async with leg(app, prompt(20), sampling(4), local_prefill=True) as (call, _):
+        await call.resume()
+        await call.until("finished")
+        assert await call.next() is None
+        assert await call.call.code() is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("how", [sampling(1), sampling(2), sampling(200, ignore_eos=False, seed=3, temperature=1.5)])

@@ -138,6 +138,7 @@ class LegCall:
 
     async def ended(self) -> None:
         """The stream ends here, cleanly."""
+        await self.call.done_writing()
         event = await self.next()
         assert event is None, f"end expected, got {event}"
         assert await self.call.code() is grpc.StatusCode.OK

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from kvrelay.cli import options as o
 from kvrelay.cli.board import ProcessBoard
 from kvrelay.cli.cluster import cluster
 from kvrelay.cli.console import out, run
@@ -29,8 +30,8 @@ STALL_MS = 1500
 
 def demo(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a directory, or a .gguf file.")] = "smollm2",
-    wan_rate: Annotated[str, typer.Option(help="Of each direction.")] = "40mbit",
-    wan_delay_ms: Annotated[float, typer.Option(help="One way.", min=0)] = 20.0,
+    wan_rate: o.WanRate = "40mbit",
+    wan_delay_ms: o.WanDelay = 20.0,
     report: Annotated[Path, typer.Option(help="JSON.", dir_okay=False)] = Path("demo-report.json"),
     picture: Annotated[Path, typer.Option(help="PNG.", dir_okay=False)] = Path("demo-timeline.png"),
     log_dir: Annotated[Path, typer.Option(help="One file a process.")] = Path("kvrelay-logs"),

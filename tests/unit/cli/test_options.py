@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from kvrelay.cli.options import Form, Input, forced, sampling
+from kvrelay.cli.options import Form, Input, checked_rate, forced, sampling
 from kvrelay.cli.up import pairs
 from kvrelay.proto.v1 import router_pb2
 from kvrelay.types import HandoffMode, Pipeline
@@ -45,6 +45,12 @@ def test_every_pipeline_and_mode_can_be_forced() -> None:
             request = router_pb2.GenerateRequest()
             forced(request, pipeline, mode)
             assert request.pipeline and request.handoff_mode
+
+
+def test_a_rate_is_checked_before_anything_starts() -> None:
+    assert checked_rate("40mbit") == "40mbit"
+    with pytest.raises(typer.BadParameter, match="fast"):
+        checked_rate("fast")
 
 
 def test_settings_are_key_value_pairs() -> None:
