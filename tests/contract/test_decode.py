@@ -300,16 +300,16 @@ async def test_logprobs_come_one_per_id(app: StageApp) -> None:
 async def test_a_preempted_leg_goes_on_as_if_nothing_had_been(source: KvSource) -> None:
     how = sampling(150)
     prompts = [prompt(40, seed) for seed in (1, 2)]
+    wanted = [reference(ids, how) for ids in prompts]
     async with stage(Role.MAIN, pool_tokens=320, pace="fixed=3") as app:
         async with leg(app, prompts[0], how) as (one, first), leg(app, prompts[1], how) as (two, second):
             for call, transfer_id, ids in ((one, first, prompts[0]), (two, second, prompts[1])):
                 source.feed(app, transfer_id, ids)
                 await call.until("ready")
-            await one.resume(reference(prompts[0], how)[:1])
-            await two.resume(reference(prompts[1], how)[:1])
+            await one.resume(wanted[0][:1])
+            await two.resume(wanted[1][:1])
             async with asyncio.TaskGroup() as group:
                 group.create_task(one.until("finished"))
                 group.create_task(two.until("finished"))
         assert app.core.driver.load().preemptions > 0
-    for call, ids in ((one, prompts[0]), (two, prompts[1])):
-        assert reference(ids, how)[:1] + call.ids == reference(ids, how)
+    assert [want[:1] + call.ids for want, call in zip(wanted, (one, two), strict=True)] == wanted

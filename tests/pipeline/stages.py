@@ -29,9 +29,6 @@ from services.prefill.app import prefill_app
 from services.prefill.config import PrefillSettings
 from services.relay_decode.app import relay_decode_app
 
-# Held for good: when the last of gRPC's asyncio objects goes, it drops its poller without closing the poller's sockets.
-grpc.aio.init_grpc_aio()
-
 PATIENCE_S = 5.0
 _numbers = itertools.count()
 
