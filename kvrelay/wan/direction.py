@@ -67,7 +67,7 @@ class Flow:
         self.deliver = deliver
         self.roomy = roomy
         self.roomy_at: float | None = None
-        """Since when a full queue has had room, in the link's time; None: it was not full."""
+        """Since when a full queue has had room, in the link's time, while bytes still wait in the kernel; else None."""
         self._direction = direction
 
     @property
@@ -75,9 +75,9 @@ class Flow:
         """Bytes that `put` may bring now."""
         return max(0, QUEUE_BYTES - self.queued)
 
-    def put(self, item: bytes | Mark) -> None:
-        """Bytes, or a mark, at the near end."""
-        self._direction.put(self, item)
+    def put(self, item: bytes | Mark, more: bool = False) -> None:
+        """Bytes, or a mark, at the near end; `more` seem to wait in the kernel."""
+        self._direction.put(self, item, more)
 
     def block(self, blocked: bool) -> None:
         """Whether the far end takes more."""
@@ -139,11 +139,12 @@ class Direction:
                 flow.last_due += pause
             self._run()
 
-    def put(self, flow: Flow, item: bytes | Mark) -> None:
+    def put(self, flow: Flow, item: bytes | Mark, more: bool) -> None:
         """For flows."""
         now = time.monotonic()
         came = now if flow.roomy_at is None else max(flow.roomy_at, now - _CREDIT_S)
-        flow.roomy_at = None
+        if not more:
+            flow.roomy_at = None
         if isinstance(item, Mark):
             flow.queue.append((came, item))
         else:

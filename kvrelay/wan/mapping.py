@@ -5,7 +5,10 @@ import socket
 from collections.abc import Callable, Iterable
 
 from kvrelay.rpc.address import bare_host
-from kvrelay.wan.relay import READ_BYTES
+
+KERNEL_BYTES = 512 * 1024
+"""Of each connection before the emulated link: little, so that it is the link that holds a caller back, and enough for
+a late event loop not to starve a gigabit."""
 
 
 class Mapping:
@@ -49,8 +52,8 @@ def _bound(host: str, port: int) -> socket.socket:
         # Holder and listener are bound to the same port; only a socket that listens is ever connected to.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Inherited by what is accepted: little may wait in the kernel before the emulated link.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+        # Inherited by what is accepted.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
         sock.bind((bare, port))
         sock.setblocking(False)
     except OSError:

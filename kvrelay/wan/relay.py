@@ -33,6 +33,7 @@ class End(asyncio.BufferedProtocol):
         self._early: list[bytes | Mark] = []
         """What came before `join`."""
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self._offered = READ_BYTES
         self._eof_read = False
         self._eof_written = False
 
@@ -57,11 +58,12 @@ class End(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of BufferedProtocol."""
         room = self.out.room if self.out is not None else READ_BYTES
-        return self._buffer[: max(1, min(room, READ_BYTES))]
+        self._offered = max(1, min(room, READ_BYTES))
+        return self._buffer[: self._offered]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Part of BufferedProtocol."""
-        self._put(bytes(self._buffer[:nbytes]))
+        self._put(bytes(self._buffer[:nbytes]), nbytes == self._offered)
         # Not earlier: uvloop starts to read after connection_made, paused or not.
         if self.transport is not None and (self.out is None or self.out.room < READ_BYTES):
             self.transport.pause_reading()
@@ -105,11 +107,11 @@ class End(asyncio.BufferedProtocol):
             if self._eof_read:
                 self.transport.close()
 
-    def _put(self, item: bytes | Mark) -> None:
+    def _put(self, item: bytes | Mark, more: bool = False) -> None:
         if self.out is None:
             self._early.append(item)
         else:
-            self.out.put(item)
+            self.out.put(item, more)
 
     def reset(self) -> None:
         """Closes with RST, whatever is under way."""
