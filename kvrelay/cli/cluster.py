@@ -13,7 +13,7 @@ from typing import Any
 from kvrelay.cli import ready
 from kvrelay.cli.ports import bindable, free_ports
 from kvrelay.cli.process import Process, State
-from kvrelay.cli.spec import Addresses, ClusterSpec, redis_argv, router_argv, stage_argv, wan_argv
+from kvrelay.cli.spec import LOOPBACK, Addresses, ClusterSpec, redis_argv, router_argv, stage_argv, wan_argv
 from kvrelay.index.server import find_redis
 from kvrelay.rpc.health import LIVE
 
@@ -128,7 +128,8 @@ class Cluster:
     def _argv(self, name: str, reach: dict[str, str]) -> list[str]:
         far_redis = reach.pop("redis", "")
         if name == "redis":
-            return redis_argv(find_redis(), self.at)
+            host, port = self.at.redis.rsplit(":", 1)
+            return redis_argv(find_redis(), host, int(port))
         if name == "wan":
             return wan_argv(self.spec, self.at)
         if name == "router":
@@ -187,9 +188,9 @@ def choose_addresses(spec: ClusterSpec) -> Addresses:
     if spec.router_port and not bindable(spec.host, spec.router_port):
         raise ClusterError(f"port {spec.router_port} on {spec.host} is in use; choose another with --router-port")
     names = [stage.name for stage in spec.stages()]
-    router, redis, wan, *stages = (f"{spec.host}:{port}" for port in free_ports(spec.host, 3 + len(names)))
-    if spec.router_port:
-        router = f"{spec.host}:{spec.router_port}"
+    router_port, *ports = free_ports(LOOPBACK, 3 + len(names))
+    redis, wan, *stages = (f"{LOOPBACK}:{port}" for port in ports)
+    router = f"{spec.host}:{spec.router_port or router_port}"
     return Addresses(router, redis, wan, dict(zip(names, stages, strict=True)))
 
 

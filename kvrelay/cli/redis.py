@@ -7,6 +7,7 @@ import redis.asyncio
 import typer
 
 from kvrelay.cli.console import err, out, run
+from kvrelay.cli.spec import redis_argv
 from kvrelay.index.server import find_redis
 
 
@@ -20,18 +21,10 @@ def redis_(
     """Run a Redis for the prefix index: nothing on disk, nothing evicted."""
     if ping:
         run(_ping(ping))
-    program = str(find_redis())
-    out.print(f"{program} on {host}:{port}")
+    argv = redis_argv(find_redis(), host, port)
+    out.print(f"{argv[0]} on {host}:{port}")
     out.file.flush()
-    settings = {
-        "bind": host,
-        "port": str(port),
-        "protected-mode": "yes" if host == "127.0.0.1" else "no",
-        "save": "",
-        "appendonly": "no",
-        "maxmemory-policy": "noeviction",
-    }
-    os.execv(program, [program, *(part for name, value in settings.items() for part in (f"--{name}", value))])
+    os.execv(argv[0], argv)
 
 
 async def _ping(url: str) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 from kvrelay.types import Role
 from kvrelay.wan.settings import parse_rate
 
+LOOPBACK = "127.0.0.1"
+"""Where all but the router is bound: only the router is for others."""
 MODULES = {Role.PREFILL: "services.prefill", Role.RELAY: "services.relay_decode", Role.MAIN: "services.main_decode"}
 
 
@@ -38,7 +40,8 @@ class ClusterSpec:
     """More settings of the router: (key, value)."""
     stage_set: tuple[tuple[str, str], ...] = ()
     """More settings of stages: (key or role.key, value)."""
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
+    """Where the router is bound."""
     router_port: int = 50050
     """0: any free one."""
     log_dir: Path = Path("kvrelay-logs")
@@ -85,10 +88,17 @@ def flags(settings: Mapping[str, object]) -> list[str]:
     return [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if value != ""]
 
 
-def redis_argv(program: Path, at: Addresses) -> list[str]:
-    """Redis, which keeps nothing on disk: the index is made again from what the stages hold."""
-    host, port = at.redis.rsplit(":", 1)
-    return [str(program), "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
+def redis_argv(program: Path, host: str, port: int) -> list[str]:
+    """A Redis for the prefix index: nothing on disk (stages announce again what they hold), nothing evicted."""
+    settings = {
+        "bind": host,
+        "port": str(port),
+        "protected-mode": "yes" if host == LOOPBACK else "no",
+        "save": "",
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+    }
+    return [str(program), *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
 
 def wan_argv(spec: ClusterSpec, at: Addresses) -> list[str]:

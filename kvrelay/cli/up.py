@@ -27,7 +27,7 @@ def up(
     wan_rate: o.WanRate = "100mbit",
     wan_delay_ms: o.WanDelay = 20.0,
     wan_jitter_ms: Annotated[float, typer.Option(min=0, metavar="MS")] = 0.0,
-    host: Annotated[str, typer.Option(help="To bind.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where the router is bound.")] = "127.0.0.1",
     router_port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535, metavar="N")] = 50050,
     router_set: Annotated[list[str] | None, typer.Option(help="A setting of the router.", metavar="KEY=VALUE")] = None,
     stage_set: Annotated[
