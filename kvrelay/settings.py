@@ -1,10 +1,12 @@
 """The only reader of the environment: KVRELAY_* variables and command-line flags become frozen settings objects."""
 
+from typing import Literal
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class ServiceSettings(BaseSettings):
+class ProgramSettings(BaseSettings):
     """What every program of the suite has."""
 
     model_config = SettingsConfigDict(
@@ -14,19 +16,26 @@ class ServiceSettings(BaseSettings):
         cli_implicit_flags=True,
         cli_avoid_json=True,
         extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     listen: str = "127.0.0.1:0"
     """host:port to bind; port 0 takes a free one."""
-    metrics_listen: str = ""
-    """host:port of the Prometheus text endpoint; empty: none."""
     log_level: str = "info"
-    log_format: str = "text"
-    """"text" or "json"."""
-    redis_url: str = ""
-    """redis://host:port/db of the prefix index; empty: none."""
+    """debug, info, warning or error."""
+    log_format: Literal["text", "json"] = "text"
+    """One line of text, or one JSON object, an event."""
     shutdown_grace_s: float = Field(5.0, ge=0)
     """How long running requests may go on after a stop signal."""
+
+
+class ServiceSettings(ProgramSettings):
+    """What the four services have in common."""
+
+    metrics_listen: str = ""
+    """host:port of the Prometheus text endpoint; empty: none."""
+    redis_url: str = ""
+    """redis://host:port/db of the prefix index; empty: none."""
 
 
 class StageSettings(ServiceSettings):
@@ -34,21 +43,22 @@ class StageSettings(ServiceSettings):
 
     instance_id: str = ""
     """Short and unique in the fleet; empty: made from role and epoch."""
-    site: str = "a"
-    """Datacenter: "a" or "b"."""
+    site: Literal["a", "b"] = "a"
+    """Datacenter; a WAN lies between the two."""
     advertise: str = ""
     """host:port that others dial; empty: the bound address."""
     advertise_via: str = ""
     """Admin address of a WAN emulator: ask it for a port to this stage and advertise that."""
     model: str = "smollm2"
-    """"smollm2" (packaged), "tiny" (deterministic, for tests), a Hugging Face directory, or a .gguf file."""
+    """smollm2 (packaged), tiny (deterministic, for tests), a Hugging Face directory, or a .gguf file."""
     device: str = "cpu"
-    """"cpu" or "cuda"."""
-    dtype: str = ""
-    """"float32", "float64", "bfloat16"; empty: float32 on the CPU, bfloat16 on cuda, float64 for tiny."""
+    """cpu or cuda."""
+    dtype: Literal["", "float32", "float64", "bfloat16", "float16"] = ""
+    """Empty: float32 on the CPU, bfloat16 on cuda, float64 for tiny."""
     threads: int = Field(0, ge=0)
     """torch threads; 0: torch's own choice."""
     block_tokens: int = Field(16, ge=1, le=256)
+    """Tokens of a KV block; all stages must agree."""
     pool_tokens: int = Field(16384, ge=1)
     """Room of the KV pool, in tokens."""
     max_model_tokens: int = Field(0, ge=0)
@@ -60,6 +70,7 @@ class StageSettings(ServiceSettings):
     token_budget: int = Field(256, ge=1)
     """New tokens a step computes at most."""
     prefix_cache: bool = True
+    """Keep KV of ended requests for later ones that begin alike."""
     pace: str = ""
     """Emulated accelerator: "fixed=MS,token=MS,context=MS,sequence=MS"; empty: as fast as this machine is."""
     offer_wait_s: float = Field(10.0, gt=0)

@@ -81,20 +81,22 @@ async def grpc_server(
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:
     host, port = split_address(listen)
+    if port and (cause := _why_not(host, port)) is not None:  # asked first: gRPC would complain on stderr by itself
+        raise OSError(cause.errno, f"cannot listen on {listen}: {cause.strerror}")
     try:
         bound = server.add_insecure_port(listen)
     except RuntimeError as exc:
-        cause = _why_not(host, port)
+        cause = _why_not(host, port) or OSError(errno.EADDRINUSE, "gRPC could not bind it")
         raise OSError(cause.errno, f"cannot listen on {listen}: {cause.strerror}") from exc
     return f"{host}:{bound}"
 
 
-def _why_not(host: str, port: int) -> OSError:
-    """gRPC says only that it failed; the operating system says why."""
+def _why_not(host: str, port: int) -> OSError | None:
+    """Why an address cannot be bound: gRPC says only that it failed, the operating system says why."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((bare_host(host), port), family=family):
-            return OSError(errno.EADDRINUSE, "gRPC could not bind it")
+            return None
     except OSError as exc:
         return exc
 

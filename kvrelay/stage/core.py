@@ -17,6 +17,7 @@ from kvrelay.errors import InvalidRequest
 from kvrelay.kvcache.pool import KvPool
 from kvrelay.model.weights import load_model
 from kvrelay.settings import StageSettings
+from kvrelay.stage.checks import check
 from kvrelay.stage.intake import Intake, Lease
 from kvrelay.telemetry.logging import bind_request_id
 from kvrelay.telemetry.metrics import StageMetrics
@@ -55,7 +56,8 @@ async def stage_core(settings: StageSettings, role: Role) -> AsyncIterator[Stage
 
 
 def _load(settings: StageSettings, role: Role) -> tuple[Engine, StageDescription]:
-    _check(settings)
+    check(settings)
+    _check_device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     tokenizer = load_tokenizer(settings.model)
@@ -86,13 +88,9 @@ def _load(settings: StageSettings, role: Role) -> tuple[Engine, StageDescription
     return engine, description
 
 
-def _check(settings: StageSettings) -> None:
-    if settings.site not in ("a", "b"):
-        raise InvalidRequest("site", f'must be "a" or "b", got {settings.site!r}')
-    if settings.pool_tokens < settings.block_tokens:
-        raise InvalidRequest("pool_tokens", f"{settings.pool_tokens} is less than one block ({settings.block_tokens})")
-    if settings.device != "cpu" and not (settings.device.startswith("cuda") and torch.cuda.is_available()):
-        raise InvalidRequest("device", f'must be "cpu", or "cuda" where there is one, got {settings.device!r}')
+def _check_device(device: str) -> None:
+    if device != "cpu" and not torch.cuda.is_available():
+        raise InvalidRequest("device", f"{device!r}, but there is none here")
 
 
 def _engine_config(settings: StageSettings) -> EngineConfig:

@@ -1,4 +1,4 @@
-"""A stage's process: flags, log, start, run until told to stop, exit code. Knows no service."""
+"""A stage's process: flags, start, run until told to stop, exit code. Knows no service, and loads no torch itself."""
 
 import asyncio
 import logging
@@ -6,47 +6,44 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
-from kvrelay.errors import KvrelayError
+from kvrelay.program import EXIT_FAILED, EXIT_NOT_STARTED, EXIT_STOPPED, START_ERRORS, begin, complain, give_up, shown
 from kvrelay.settings import StageSettings
-from kvrelay.stage.app import StageApp
-from kvrelay.telemetry import logging as telemetry
+from kvrelay.stage.checks import check
+
+if TYPE_CHECKING:
+    from kvrelay.stage.app import StageApp
 
 log = logging.getLogger(__name__)
 
-EXIT_STOPPED = 0
-"""Told to stop, and did."""
-EXIT_FAILED = 1
-"""Was serving and can serve no more."""
-EXIT_NOT_STARTED = 2
-"""Bad flags, a missing model, a port in use: one line says which."""
-
 S = TypeVar("S", bound=StageSettings)
 
+App = Callable[[S], AbstractAsyncContextManager["StageApp"]]
 
-def run(program: str, settings_class: type[S], app: Callable[[S], AbstractAsyncContextManager[StageApp]]) -> NoReturn:
-    """Runs a stage with the settings of the command line and the environment; ends the process."""
-    settings = parse_settings(program, settings_class, sys.argv[1:])
+
+def run(program: str, settings_class: type[S], load_app: Callable[[], App[S]]) -> NoReturn:
+    """Runs a stage with the settings of the command line and the environment; ends the process.
+
+    `load_app` imports the wiring, and with it torch, which takes seconds: only once the settings are known to be good.
+    """
+    settings = begin(program, settings_class)
     try:
-        telemetry.configure(settings.log_level, settings.log_format)
-    except ValueError as error:
-        _give_up(program, str(error))
-    sys.exit(uvloop.run(_serve(program, settings, app)))
+        check(settings)
+    except START_ERRORS as error:
+        give_up(program, str(error))
+    sys.exit(uvloop.run(_serve(program, settings, load_app())))
 
 
-async def _serve(program: str, settings: S, app: Callable[[S], AbstractAsyncContextManager[StageApp]]) -> int:
+async def _serve(program: str, settings: S, app: App[S]) -> int:
     stop = _stop_signal()
     async with AsyncExitStack() as life:
         try:
             stage = await life.enter_async_context(app(settings))
-        except (KvrelayError, OSError, ValueError) as error:
-            _complain(program, str(error))
+        except START_ERRORS as error:
+            complain(program, str(error))
             return EXIT_NOT_STARTED
         _introduce(program, settings, stage)
         ends: list[asyncio.Future[Any]] = [stop, stage.failed]
@@ -72,10 +69,9 @@ def _stop_signal() -> "asyncio.Future[signal.Signals]":
     return stop
 
 
-def _introduce(program: str, settings: StageSettings, stage: StageApp) -> None:
+def _introduce(program: str, settings: StageSettings, stage: "StageApp") -> None:
     about = stage.description
-    shown = settings.model_dump() | {"redis_url": without_password(settings.redis_url)}
-    log.info("%s settings: %s", program, " ".join(f"{name}={value}" for name, value in shown.items()))
+    log.info("%s settings: %s", program, shown(settings))
     tokens = about.pool_blocks * about.layout.block_tokens
     total = about.pool_blocks * about.layout.block_bytes
     log.info(
@@ -96,30 +92,3 @@ def _introduce(program: str, settings: StageSettings, stage: StageApp) -> None:
         stage.address,
         about.address,
     )
-
-
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", ":***@") if password else url
-
-
-def parse_settings(program: str, settings_class: type[S], flags: list[str]) -> S:
-    """Flags over KVRELAY_* variables over defaults. What cannot be used ends the process with a line that names it."""
-    try:
-        source: CliSettingsSource[Any] = CliSettingsSource(settings_class, cli_prog_name=program, cli_parse_args=flags)
-        return CliApp.run(settings_class, cli_args=flags, cli_settings_source=source)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
-        _give_up(program, "; ".join(problems))
-    except SettingsError as error:
-        _give_up(program, str(error))
-
-
-def _give_up(program: str, problem: str) -> NoReturn:
-    _complain(program, problem)
-    sys.exit(EXIT_NOT_STARTED)
-
-
-def _complain(program: str, problem: str) -> None:
-    sys.stderr.write(f"{program}: cannot start: {problem}\n")

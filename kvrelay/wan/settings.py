@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from kvrelay.settings import ServiceSettings
+from kvrelay.settings import ProgramSettings
 
 _UNITS = {"": 1.0, "b": 1.0}
 _UNITS |= {f"{prefix}b": 1000.0**power for power, prefix in enumerate(("k", "m", "g"), start=1)}
@@ -43,7 +43,7 @@ def parse_mapping(text: str) -> tuple[str, str]:
     return target, site
 
 
-class WanSettings(ServiceSettings):
+class WanSettings(ProgramSettings):
     """Of `python -m kvrelay.wan`. `listen` is the admin service's address."""
 
     host: str = ""

@@ -8,32 +8,20 @@ from contextlib import AsyncExitStack
 from typing import NoReturn
 
 import uvloop
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
-from kvrelay.errors import KvrelayError
-from kvrelay.telemetry import logging as telemetry
+from kvrelay.program import EXIT_STOPPED, START_ERRORS, begin, give_up, shown
 from services.router.app import router_app
 from services.router.config import RouterSettings
 
 log = logging.getLogger(__name__)
 
 PROGRAM = "services.router"
-EXIT_NOT_STARTED = 2
 
 
 def main() -> NoReturn:
     """Reads flags and environment, serves, ends the process."""
-    try:
-        settings = RouterSettings(_cli_parse_args=True, _cli_prog_name=PROGRAM)  # type: ignore[call-arg]
-        telemetry.configure(settings.log_level, settings.log_format)
-    except ValidationError as error:
-        problems = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors())
-        _give_up("; ".join(problems))
-    except (SettingsError, ValueError) as error:
-        _give_up(str(error))
-    uvloop.run(_serve(settings))
-    sys.exit(0)
+    uvloop.run(_serve(begin(PROGRAM, RouterSettings)))
+    sys.exit(EXIT_STOPPED)
 
 
 async def _serve(settings: RouterSettings) -> None:
@@ -43,23 +31,13 @@ async def _serve(settings: RouterSettings) -> None:
     async with AsyncExitStack() as life:
         try:
             app = await life.enter_async_context(router_app(settings))
-        except (KvrelayError, OSError, ValueError) as error:
-            _give_up(str(error))
-        log.info("%s settings: %s", PROGRAM, " ".join(f"{name}={value}" for name, value in _shown(settings).items()))
+        except START_ERRORS as error:
+            give_up(PROGRAM, str(error))
+        log.info("%s settings: %s", PROGRAM, shown(settings))
         log.info("router serves at %s, policy %s", app.address, settings.policy)
         await stop.wait()
         log.info("stopping; running requests may go on for %g s", settings.shutdown_grace_s)
     log.info("stopped")
-
-
-def _shown(settings: RouterSettings) -> dict[str, object]:
-    """Without the password of Redis."""
-    return settings.model_dump() | {"redis_url": settings.redis_url.rpartition("@")[2]}
-
-
-def _give_up(problem: str) -> NoReturn:
-    sys.stderr.write(f"{PROGRAM}: cannot start: {problem}\n")
-    sys.exit(EXIT_NOT_STARTED)
 
 
 if __name__ == "__main__":

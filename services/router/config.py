@@ -14,7 +14,7 @@ class RouterSettings(ServiceSettings):
     """host:port to bind; port 0 takes a free one."""
     model: str = "smollm2"
     """Whose tokenizer to use; stages that serve another model or tokenizer are refused."""
-    site: str = "a"
+    site: Literal["a", "b"] = "a"
     """Datacenter of the router, the prefill and the relay stages."""
     stages: list[str] = Field(default_factory=list)
     """host:port of stages; a DNS name stands for every address behind it. Redis adds more."""
