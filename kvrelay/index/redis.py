@@ -88,6 +88,7 @@ class RedisIndex:
         self._breaker_settings = (failures, pause_s)
         self._known: list[StageDescription] = []
         self._unreadable: set[str] = set()
+        self._answers = True
 
     async def __aenter__(self) -> Self:
         await self.instances()
@@ -98,8 +99,10 @@ class RedisIndex:
 
     @property
     def connected(self) -> bool:
-        """The breaker lets look-ups through."""
-        return self._breaker is None or self._breaker.closed
+        """What came last: an answer, or a listing that failed or a breaker that opened. Follows Redis without look-ups
+        too, as long as somebody asks for `instances` now and then.
+        """
+        return self._answers
 
     async def lookup(self, hashes: Sequence[bytes]) -> Lookup:
         """Part of PrefixIndex. One round trip; degraded, within the time-out, if Redis does not answer."""
@@ -133,6 +136,7 @@ class RedisIndex:
         if not breaker.closed:
             log.info("prefix index answers again")
         breaker.succeeded()
+        self._answers = True
         self._observe("ok", clock() - began)
         return Lookup({reply[i].decode(): int(reply[i + 1]) for i in range(0, len(reply), 2)})
 
@@ -140,6 +144,7 @@ class RedisIndex:
         was_closed = breaker.closed
         breaker.failed()
         if was_closed and not breaker.closed:
+            self._answers = False
             log.warning("prefix index does not answer, going on without: %r", exc)
 
     async def instances(self) -> list[StageDescription]:
@@ -149,7 +154,9 @@ class RedisIndex:
                 texts = await self._list(keys=[store.INSTANCES], args=[store.PREFIX])
         except Exception as exc:
             log.debug("prefix index does not list its instances: %r", exc)
+            self._answers = False
             return list(self._known)
+        self._answers = True
         self._known = [description for text in texts if (description := self._read(text)) is not None]
         return list(self._known)
 

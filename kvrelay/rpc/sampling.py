@@ -47,16 +47,18 @@ def sampling_from_client(
     vocab_size: int,
     draw_seed: Callable[[], int],
     field: str = "sampling",
+    prompt_field: str = "prompt",
 ) -> Sampling:
     """Client -> router: unset fields take the defaults that common.proto names.
 
     `max_model_tokens` bounds prompt + output; `draw_seed` -> [0, 2**64) is asked only if the client gave no seed.
-    InvalidRequest names the field and the limit; also if the prompt leaves no room for one token.
+    InvalidRequest names the field and the limit; also if the prompt, which the client gave as `prompt_field`, leaves no
+    room for one token.
     """
     room = max_model_tokens - prompt_tokens
     if room < 1:
         raise InvalidRequest(
-            "prompt", f"must be at most {max_model_tokens - 1} tokens (max_model_tokens - 1), got {prompt_tokens}"
+            prompt_field, f"must be at most {max_model_tokens - 1} tokens (max_model_tokens - 1), got {prompt_tokens}"
         )
     given = {
         name: getattr(message, name)

@@ -102,6 +102,7 @@ async def decode_app(settings: StageSettings, role: Role) -> AsyncIterator[Stage
                 "received_bytes": lambda: receiver.stats.payload_bytes,
                 "late_frames": lambda: receiver.stats.frames_late,
                 "crc_errors": lambda: receiver.stats.crc_errors,
+                "offers_parked": lambda: receiver.stats.offers_parked,
             },
         )
         async with serving(core, wiring) as app:
@@ -135,14 +136,23 @@ async def serving(core: StageCore, wiring: Wiring) -> AsyncIterator[StageApp]:
                 core.metrics.count_from("index_changes", lambda: announcer.changes)
                 core.metrics.count_from("index_announcements", lambda: announcer.announcements)
                 stage.begin(description)
-                core.driver.failed.add_done_callback(lambda failed: core.intake.shut())
                 await server.health.serving()
+                watching = asyncio.create_task(_until_failed(core, server), name="engine watch")
                 try:
                     yield StageApp(server.address, metrics_address, description, core, wiring)
                 finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
                     await _stop_taking_requests(core, server)
         finally:
             stage.end()
+
+
+async def _until_failed(core: StageCore, server: GrpcServer) -> None:
+    """An engine that has died serves nobody: says so at once, whatever the program does about it."""
+    await asyncio.wait([core.driver.failed])
+    core.intake.shut()
+    await server.health.not_serving()
 
 
 async def _stop_taking_requests(core: StageCore, server: GrpcServer) -> None:

@@ -10,7 +10,6 @@ from kvrelay.types import Pipeline, Role, Source, StageLoad
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 60)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12)
-_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _CALL_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _IDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _RATE_BYTES_PER_S = tuple(10.0**n * k for n in range(5, 11) for k in (1, 2.5, 5))
@@ -22,7 +21,7 @@ READ_COUNTERS = {
     "received_bytes": "KV payload bytes taken in",
     "late_frames": "Frames of ended transfers, refused",
     "crc_errors": "Frames whose checksum was wrong",
-    "offers_parked": "Offers that came before their decode stream",
+    "offers_parked": "Offers that had to wait for their decode stream or its KV room",
     "index_changes": "Cache changes announced to the prefix index",
     "index_announcements": "Times that the whole cache was announced anew",
 }
@@ -127,13 +126,9 @@ class RouterMetrics(LinkMetrics):
             self._hit_gap.labels(Role.PREFILL).inc(max(prefill - main, 0))
             self._hit_gap.labels(Role.MAIN).inc(max(main - prefill, 0))
 
-    def legs_from(self, read: Callable[[], Mapping[str, int]]) -> None:
-        """Feed `kvrelay_open_legs{role}`: streams to stages that are open now."""
-        self.snapshots.gauges("kvrelay_open_legs", "Open streams to stages", ("role",), lambda: dict(read().items()))
-
     def fleet_from(self, read: Callable[[], Mapping[tuple[str, ...] | str, float]]) -> None:
-        """Feed `kvrelay_stages{role, state}`: stages known now, by role and usable or why not."""
-        self.snapshots.gauges("kvrelay_stages", "Stages by role and state", ("role", "state"), read)
+        """Feed `kvrelay_fleet_stages{role, usable}`: stages known now; usable is yes or no."""
+        self.snapshots.gauges("kvrelay_fleet_stages", "Stages by role and usability", ("role", "usable"), read)
 
     def index_lookup(self, outcome: str, seconds: float) -> None:
         """`observe` of RedisIndex: ok, timeout, error, or open (the breaker refused)."""
@@ -146,7 +141,7 @@ class StageMetrics(LinkMetrics):
 
     def __init__(self) -> None:
         super().__init__()
-        counter, histogram = self._counter, self._histogram
+        counter = self._counter
         self.legs = counter("legs", "Streams that held KV here, by how they ended", "end")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
         self.hit_tokens = counter("hit_tokens", "Prompt tokens served from the cache")
@@ -154,7 +149,6 @@ class StageMetrics(LinkMetrics):
         self.extends = counter("extends", "Extend and Resume messages that brought ids")
         self.extend_tokens = counter("extend_tokens", "Ids that came with them")
         self.pauses = counter("pauses", "Sequences that used up their output budget")
-        self.step_time = histogram("step_seconds", "Time of an engine step", _STEP_S)
 
         self.fallbacks = counter("fallbacks", "Everything that did not go as planned, by reason", "reason")
 

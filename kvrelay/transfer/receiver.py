@@ -173,6 +173,7 @@ class KvReceiver:
         self.stats.bytes_saved += arrivals.have * self.layout.block_bytes
 
     async def _park(self, transfer_id: str) -> IncomingTransfer | Committed | Ended:
+        self.stats.offers_parked += 1
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[IncomingTransfer | Committed | Ended] = loop.create_future()
         self._parked.setdefault(transfer_id, set()).add(waiter)

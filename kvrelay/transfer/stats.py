@@ -32,6 +32,8 @@ class ReceiverStats:
     """Refused: their transfer had ended."""
     frames_repeated: int = 0
     """Of blocks that were here already: taken as received, not written."""
+    offers_parked: int = 0
+    """That had to wait for their leg, or for its KV room."""
     crc_errors: int = 0
     frames_bad: int = 0
     """Refused for anything else than their crc: outside the block, wrong transfer."""

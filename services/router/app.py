@@ -96,7 +96,7 @@ async def router_app(settings: RouterSettings) -> AsyncIterator[RouterApp]:
         )
         metrics.in_flight.set_function(lambda: rooms.admission.in_flight)
         metrics.leftovers(lambda: leftovers(rooms))
-        _watch_fleet(rooms)
+        metrics.fleet_from(lambda: _fleet_counts(rooms.fleet))
         metrics_address = await stack.enter_async_context(serve_metrics(metrics.registry, settings.metrics_listen))
         server = await stack.enter_async_context(
             grpc_server(
@@ -154,15 +154,6 @@ async def _health_of(fleet: Fleet, health: ServerHealth) -> AsyncIterator[None]:
     finally:
         forget()
         await tasks.aclose()
-
-
-def _watch_fleet(rooms: Rooms) -> None:
-    rooms.metrics.snapshots.gauges(
-        "kvrelay_fleet_stages",
-        "Stages by role and usability",
-        ("role", "usable"),
-        lambda: _fleet_counts(rooms.fleet),
-    )
 
 
 def _fleet_counts(fleet: Fleet) -> dict[tuple[str, ...] | str, float]:

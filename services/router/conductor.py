@@ -138,7 +138,8 @@ class Conductor:
         if gap is None:
             self.metrics.ttft.labels(self.route.pipeline).observe(self.record.ttft_s or 0.0)
         else:
-            self.metrics.itl.labels(source).observe(gap)
+            for _ in range(tokens):  # tokens that came as one run share its gap
+                self.metrics.itl.labels(source).observe(gap / tokens)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

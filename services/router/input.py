@@ -27,6 +27,9 @@ MAX_STOP_CHARS = 256
 MAX_NAME_CHARS = 128
 """Of request_id and cache_salt."""
 
+_PROMPT_FIELDS = {"prompt": "prompt", "chat": "chat.messages", "token_ids": "token_ids.ids"}
+"""What a client calls the prompt, by the input it gave."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -82,6 +85,7 @@ class Reader:
             max_model_tokens=served.max_model_tokens,
             vocab_size=served.vocab_size,
             draw_seed=lambda: secrets.randbits(64),
+            prompt_field=_PROMPT_FIELDS[request.WhichOneof("input") or "prompt"],
         )
         root = root_hash(served.layout, request.cache_salt)
         hashes = await self._off_loop(len(ids), lambda: block_hashes(root, ids, served.layout.block_tokens))

@@ -119,11 +119,17 @@ class StageLink:
         call = stub.WatchLoad(stage_pb2.WatchLoadRequest())
         try:
             async for report in call:
+                was_draining = self.load is not None and self.load.draining
                 self.load, self._load_at = load_from_proto(report), time.monotonic()
                 self._sent_requests = self._sent_tokens = 0
                 if not self.live:
                     self.live = True
                     log.info("stage %s at %s joined", self.description.instance_id, self.address)
+                    self._changed(self)
+                elif self.load.draining != was_draining:
+                    log.info(
+                        "stage %s at %s: draining=%s", self.description.instance_id, self.address, not was_draining
+                    )
                     self._changed(self)
         finally:
             call.cancel()

@@ -81,7 +81,7 @@ BAD = [
     ({"prompt": ""}, "InvalidArgument", "prompt"),
     ({"tokenIds": {}}, "InvalidArgument", "token_ids"),
     ({"tokenIds": {"ids": [5_000_000]}}, "InvalidArgument", "token_ids"),
-    ({"tokenIds": {"ids": [7] * 5000}}, "InvalidArgument", "4095"),
+    ({"tokenIds": {"ids": [7] * 5000}}, "InvalidArgument", "token_ids.ids: must be at most 4095"),
     ({"chat": {}}, "InvalidArgument", "chat"),
     ({"chat": {"messages": TURNS}}, "InvalidArgument", "chat.messages"),
     ({"chat": {"messages": [{"role": "king", "content": "a"}]}}, "InvalidArgument", "chat.messages[0].role"),

@@ -131,6 +131,14 @@ async def test_a_stage_that_stops_lets_running_requests_end_and_tells_its_watche
     await channel.close()
 
 
+async def until_not_serving(address: str) -> None:
+    async with open_channel(address) as channel, asyncio.timeout(2):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        async for reply in watch:
+            if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                return
+
+
 async def test_an_engine_that_dies_fails_its_legs_and_the_stage() -> None:
     async with stage(Role.MAIN, settles=False) as app:
         async with leg(app, prompt(40), sampling(1500), local_prefill=True) as (call, _):
@@ -145,6 +153,7 @@ async def test_an_engine_that_dies_fails_its_legs_and_the_stage() -> None:
             assert code is grpc.StatusCode.UNAVAILABLE
             assert "engine has failed" in details
         assert isinstance(await app.failed, RuntimeError)
+        await until_not_serving(app.address)
         async with leg(app, prompt(40), HOW) as (second, _):
             assert (await second.refused())[0] in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 

@@ -168,3 +168,18 @@ async def probed_and_left(index: RedisIndex) -> bool:
     probe = asyncio.create_task(index.lookup(chain("a")))
     await asyncio.wait([probe], timeout=0.01)
     return probe.cancel()
+
+
+async def test_whether_it_is_connected_follows_redis_without_any_look_up(server: RedisServer) -> None:
+    async with RedisIndex(server.url, failures=1, instances_timeout_s=0.1) as index:
+        assert index.connected
+        server.send(signal.SIGSTOP)
+        await index.instances()
+        assert not index.connected
+        server.send(signal.SIGCONT)
+        await until(lambda: lists(index))
+
+
+async def lists(index: RedisIndex) -> bool:
+    await index.instances()
+    return index.connected

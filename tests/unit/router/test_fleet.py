@@ -108,6 +108,27 @@ async def test_health_is_ready_only_while_every_leg_has_a_stage() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_health_is_not_ready_while_the_only_main_stage_is_draining() -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from kvrelay.rpc.channels import open_channel
+
+    async with rig() as running, open_channel(running.router.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def serves(wanted: bool) -> None:
+            async with asyncio.timeout(5):
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest()):
+                    if (reply.status == health_pb2.HealthCheckResponse.SERVING) is wanted:
+                        return
+
+        await serves(True)
+        running.m.report(draining=True)
+        await serves(False)
+        running.m.report(draining=False)
+        await serves(True)
+
+
 async def test_the_fleet_shows_addresses_that_were_never_reached() -> None:
     async with rig() as running:
         running.router.fleet.add("127.0.0.1:1")

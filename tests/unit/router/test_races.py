@@ -605,6 +605,17 @@ async def test_a_drain_ends_at_its_deadline() -> None:
         await p.gone()
 
 
+async def test_the_gap_before_a_run_of_tokens_is_shared_by_them() -> None:
+    async with rig(max_draining=0) as running:
+        asked = running.ask(max_tokens=6)
+        _, r, _ = await relaying(running, asked)
+        r.tokens(3, 13, 14, 15)
+        r.finished(6)
+        await asked.completed()
+        value = running.router.rooms.metrics.registry.get_sample_value
+        assert value("kvrelay_itl_seconds_count", {"source": "relay"}) == 5
+
+
 async def test_a_full_drain_group_closes_the_legs() -> None:
     async with rig(max_draining=0) as running:
         asked = running.ask(max_tokens=2)

@@ -122,14 +122,12 @@ def test_what_other_rooms_count_is_read_under_known_names_only() -> None:
         metrics.count_from("nonsense", lambda: 0)
 
 
-def test_the_router_shows_its_open_legs_and_its_fleet() -> None:
+def test_the_router_shows_its_fleet() -> None:
     metrics = RouterMetrics()
-    metrics.legs_from(lambda: {"relay": 4})
-    metrics.fleet_from(lambda: {("main", "usable"): 2, ("main", "no load report"): 1})
+    metrics.fleet_from(lambda: {("main", "yes"): 2, ("main", "no"): 1})
     metrics.index_lookup("timeout", 0.02)
     value = metrics.registry.get_sample_value
-    assert value("kvrelay_open_legs", {"role": "relay"}) == 4
-    assert value("kvrelay_stages", {"role": "main", "state": "no load report"}) == 1
+    assert value("kvrelay_fleet_stages", {"role": "main", "usable": "no"}) == 1
     assert value("kvrelay_index_lookups_total", {"outcome": "timeout"}) == 1
 
 
