@@ -128,7 +128,7 @@ class StageLink:
                     self._changed(self)
                 elif self.load.draining != was_draining:
                     log.info(
-                        "stage %s at %s: draining=%s", self.description.instance_id, self.address, not was_draining
+                        "stage %s: draining=%s", self.description.instance_id, not was_draining
                     )
                     self._changed(self)
         finally:
