@@ -7,6 +7,7 @@ from kvrelay.proto.v1 import router_pb2, router_pb2_grpc
 from kvrelay.rpc.convert import description_to_proto, load_to_proto
 from kvrelay.rpc.guard import client_error
 from kvrelay.rpc.status import row_of
+from kvrelay.telemetry.totals import totals
 from services.router import pipeline
 from services.router.report import route_to_proto
 from services.router.rooms import Rooms
@@ -56,6 +57,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             fallbacks=rooms.tally.fallbacks,
             in_flight=rooms.admission.in_flight,
             policy=rooms.policy.name,
+            totals=totals(rooms.metrics.registry),
         )
         for view in rooms.fleet.views():
             stage = fleet.stages.add(

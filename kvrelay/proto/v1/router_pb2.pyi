@@ -720,12 +720,33 @@ class Fleet(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TotalsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STAGES_FIELD_NUMBER: _builtins.int
     INDEX_CONNECTED_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     index_connected: _builtins.bool
     in_flight: _builtins.int
     policy: _builtins.str
@@ -739,6 +760,10 @@ class Fleet(_message.Message):
     def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """by reason"""
 
+    @_builtins.property
+    def totals(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """since the start, by "counter/label": hit_tokens/main, handoffs/one-shot, ..."""
+
     def __init__(
         self,
         *,
@@ -748,10 +773,11 @@ class Fleet(_message.Message):
         fallbacks: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         in_flight: _builtins.int = ...,
         policy: _builtins.str = ...,
+        totals: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "in_flight", b"in_flight", "index_connected", b"index_connected", "policy", b"policy", "requests", b"requests", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallbacks", b"fallbacks", "in_flight", b"in_flight", "index_connected", b"index_connected", "policy", b"policy", "requests", b"requests", "stages", b"stages", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
