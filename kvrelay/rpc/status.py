@@ -12,6 +12,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 from kvrelay import errors
 
 _DOMAIN = "kvrelay"
+_LOST_STATUS = "Internal error from Core"
 _MAX_TEXT = 2048
 """Characters of a status text: it travels in headers, which gRPC limits to 8 KiB."""
 
@@ -75,6 +76,14 @@ def _status(rich: status_pb2.Status) -> grpc.Status:
     return status
 
 
+def broke_while_writing(error: grpc.aio.AioRpcError) -> bool:
+    """Whether grpc.aio lost the status of a stream that ended while a message was being written to it.
+
+    It then says INTERNAL, whatever the server said: the stream may have been refused for any reason.
+    """
+    return error.code() is grpc.StatusCode.INTERNAL and (error.details() or "").startswith(_LOST_STATUS)
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> errors.KvrelayError:
     """What the failed call means here; its text names `peer` and the status. Raises nothing."""
     details = _received(error)
@@ -82,6 +91,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> errors.KvrelayErro
     text = error.details() or "no details"
     if isinstance(info, error_details_pb2.ErrorInfo) and info.domain == _DOMAIN and info.reason in _BY_REASON:
         return _rebuilt(_BY_REASON[info.reason].error, text, details, peer)
+    if broke_while_writing(error):
+        return errors.StageFailed(f"{peer}: the stream ended while it was written to")
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if "larger than max" in text:
             return errors.InvalidRequest("message", f"{text} ({peer})")

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -10,8 +11,10 @@ import grpc
 
 from kvrelay.errors import KvrelayError, StageFailed
 from kvrelay.proto.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
-from kvrelay.rpc.status import from_rpc_error
+from kvrelay.rpc.status import broke_while_writing, from_rpc_error
 from services.router.tasks import OwnedTasks
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", covariant=True)
 
@@ -73,21 +76,42 @@ class FleetChanged:
 Event = FromDecode | FromPrefill | Ended | RelayLate | WaitedLongEnough | FleetChanged
 
 
+_REOPENINGS = 4
+"""Times that a stream is opened again whose status was lost; each is lost again in a few per cent at most."""
+
+
 class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
     """What is to be written on a stream, in order; never blocks whoever fills it."""
 
-    def __init__(self) -> None:
-        self.messages: asyncio.Queue[decode_pb2.DecodeRequest | None] = asyncio.Queue()
+    def __init__(self, messages: Sequence[decode_pb2.DecodeRequest]) -> None:
+        self._messages: asyncio.Queue[decode_pb2.DecodeRequest | None] = asyncio.Queue()
+        self._again: list[decode_pb2.DecodeRequest] | None = []
+        for message in messages:
+            self.put(message)
 
     async def __anext__(self) -> decode_pb2.DecodeRequest:
-        message = await self.messages.get()
+        message = await self._messages.get()
         if message is None:
             raise StopAsyncIteration
         return message
 
+    def put(self, message: decode_pb2.DecodeRequest) -> None:
+        """Queues a message."""
+        if self._again is not None:
+            self._again.append(message)
+        self._messages.put_nowait(message)
+
+    def heard(self) -> None:
+        """The stage has taken the leg in: it will not be opened again."""
+        self._again = None
+
+    def reopened(self) -> "_Outbox | None":
+        """The same messages for another stream; None once the stage has been heard."""
+        return None if self._again is None else _Outbox(self._again)
+
     def end(self) -> None:
         """gRPC's writer of a call that is over would wait for ever."""
-        self.messages.put_nowait(None)
+        self._messages.put_nowait(None)
 
 
 class Legs:
@@ -106,25 +130,25 @@ class Legs:
 
     def decode(self, channel: grpc.aio.Channel, peer: str, first: decode_pb2.OpenLeg) -> int:
         """Opens a decode leg; -> its number. Waits for nothing: failures come as events."""
-        number, outbox = next(self._numbers), _Outbox()
-        self._outboxes[number] = outbox
-        outbox.messages.put_nowait(decode_pb2.DecodeRequest(open=first))
-        call = decode_pb2_grpc.DecodeServiceStub(channel).Decode(outbox)
-        self._start(number, peer, call, lambda event: FromDecode(number, event), outbox.end)
+        number = next(self._numbers)
+        self._outboxes[number] = _Outbox([decode_pb2.DecodeRequest(open=first)])
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        self._streams[number] = self._tasks.start(self._keep_decode(number, peer, stub), f"leg {number} at {peer}")
         return number
 
     def prefill(self, channel: grpc.aio.Channel, peer: str, request: prefill_pb2.PrefillRequest) -> int:
         """Opens a prefill stream; -> its number."""
         number = next(self._numbers)
-        call = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(request)
-        self._start(number, peer, call, lambda event: FromPrefill(number, event), lambda: None)
+        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
+        keeping = self._keep_prefill(number, peer, stub, request)
+        self._streams[number] = self._tasks.start(keeping, f"prefill {number} at {peer}")
         return number
 
     def send(self, number: int, message: decode_pb2.DecodeRequest) -> None:
         """Queues a message on a decode leg; to a closed one it is dropped."""
         outbox = self._outboxes.get(number)
         if outbox is not None:
-            outbox.messages.put_nowait(message)
+            outbox.put(message)
 
     def until_closed(self, undo: Callable[[], None]) -> None:
         """Calls `undo` when the legs are closed."""
@@ -176,29 +200,60 @@ class Legs:
             self.close(number)
         await self._tasks.aclose()
 
-    def _start(
-        self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event], over: Callable[[], None]
-    ) -> None:
-        reading = self._read(number, peer, call, wrap, over)
-        self._streams[number] = self._tasks.start(reading, f"stream {number} to {peer}")
+    # Calls are opened inside their tasks: a task that is cancelled before its first step must leave no call behind.
 
-    async def _read(
-        self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event], over: Callable[[], None]
+    async def _keep_prefill(
+        self,
+        number: int,
+        peer: str,
+        stub: "prefill_pb2_grpc.PrefillServiceAsyncStub",
+        request: prefill_pb2.PrefillRequest,
     ) -> None:
-        error: KvrelayError | None = None
+        call = stub.Prefill(request)
+        await self._over(number, await self._read(number, peer, call, lambda event: FromPrefill(number, event)))
+
+    async def _keep_decode(self, number: int, peer: str, stub: "decode_pb2_grpc.DecodeServiceAsyncStub") -> None:
+        """One leg's stream; another one in its place if its status was lost before the stage had said anything.
+
+        A stage that refuses a leg ends its stream; if a Resume is being written just then, grpc.aio loses the status,
+        and with it the reason: full, restarted, draining. Nothing was taken in, so asking again is harmless.
+        """
+        for reopenings in itertools.count():
+            outbox = self._outboxes[number]
+
+            def wrap(event: decode_pb2.DecodeEvent, outbox: _Outbox = outbox) -> Event:
+                outbox.heard()
+                return FromDecode(number, event)
+
+            try:
+                return await self._over(number, await self._read(number, peer, stub.Decode(outbox), wrap))
+            except grpc.aio.AioRpcError as error:
+                again = outbox.reopened() if reopenings < _REOPENINGS else None
+                if again is None or number not in self._streams:
+                    return await self._over(number, from_rpc_error(error, peer))
+                self._outboxes[number] = again
+                log.info("%s ended its stream while it was written to: asking again", peer)
+            finally:
+                outbox.end()
+
+    async def _read(self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event]) -> KvrelayError | None:
+        """Passes messages on; -> why the stream is over, None if by its own will. Raises only a lost status."""
         try:
             async for message in call:
                 await self._inbox.put(wrap(message))
-        except grpc.aio.AioRpcError as exc:
-            error = from_rpc_error(exc, peer)
+        except grpc.aio.AioRpcError as error:
+            if broke_while_writing(error):
+                raise
+            return from_rpc_error(error, peer)
         except asyncio.CancelledError:
             if number in self._streams:  # not closed by us: the channel was
-                error = StageFailed(f"{peer}: the connection was closed")
-            else:
-                raise
+                return StageFailed(f"{peer}: the connection was closed")
+            raise
         finally:
             call.cancel()
-            over()
+        return None
+
+    async def _over(self, number: int, error: KvrelayError | None) -> None:
         if number in self._streams:
             await self._inbox.put(Ended(number, error))
             self._streams.pop(number, None)

@@ -127,9 +127,7 @@ class StageLink:
                     log.info("stage %s at %s joined", self.description.instance_id, self.address)
                     self._changed(self)
                 elif self.load.draining != was_draining:
-                    log.info(
-                        "stage %s: draining=%s", self.description.instance_id, not was_draining
-                    )
+                    log.info("stage %s: draining=%s", self.description.instance_id, not was_draining)
                     self._changed(self)
         finally:
             call.cancel()
