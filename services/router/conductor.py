@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvrelay.errors import InvalidRequest, KvrelayError, NoStage, StageFailed, Unsupported
+from kvrelay.errors import InvalidRequest, KvrelayError, NoStage, Overloaded, StageFailed, Unsupported
 from kvrelay.proto.v1 import decode_pb2, prefill_pb2
 from kvrelay.rpc.convert import finish_reason_from_proto, token_run_from_proto
 from kvrelay.telemetry.metrics import RouterMetrics
@@ -15,7 +15,17 @@ from services.router.client import ClientStream
 from services.router.drain import must_cut
 from services.router.feeding import Feeder
 from services.router.handoff import Handoff
-from services.router.legs import Ended, Event, FleetChanged, FromDecode, FromPrefill, Legs, RelayLate, WaitedLongEnough
+from services.router.legs import (
+    Ended,
+    Event,
+    FeedDue,
+    FleetChanged,
+    FromDecode,
+    FromPrefill,
+    Legs,
+    RelayLate,
+    WaitedLongEnough,
+)
 from services.router.report import Record
 from services.router.route import Limits, Route, StageView
 
@@ -56,6 +66,8 @@ class Conductor:
     patience: Patience
     failed: Callable[[StageView], None]
     """Told of each stage that has failed this request."""
+    forgive: Callable[[StageView], None]
+    """Told of a stage that was only full: it may be asked again."""
     fleet_changed: Callable[[], None]
     """Told when a stage has joined or left."""
     fallback: Callable[[str], None]
@@ -64,6 +76,10 @@ class Conductor:
     """The singular rule has cut the push to main decode."""
     _progress: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Transfer id -> payload bytes (acked, missing at the start)."""
+    _full: dict[Role, tuple[StageView, Overloaded]] = field(default_factory=dict)
+    """Who has refused a leg for want of room, and was not asked again since."""
+    _refusal: Overloaded | None = None
+    """The last of them that there was no way around."""
     _lost: bool = False
 
     def open(self) -> None:
@@ -158,6 +174,8 @@ class Conductor:
             return self.handoff.relay_late(event.leg)
         if isinstance(event, WaitedLongEnough):
             return self.handoff.gave_up(event.error)
+        if isinstance(event, FeedDue):
+            return [actions.Feed(event.role, event.why, event.whole_answer)]
         assert isinstance(event, FleetChanged)
         self.fleet_changed()
         return self.handoff.stage_joined() if self.feeder.could_feed(Role.MAIN) else []
@@ -231,6 +249,8 @@ class Conductor:
             if self.handoff.knows(event.number):
                 log.info("leg at %s is lost: %s", leg.stage.instance_id, error)
                 self._lost = True
+            if isinstance(error, Overloaded):
+                self._full[leg.stage.description.role] = leg.stage, error
             return self.handoff.leg_lost(event.number, error)
         stage = self.feeder.prefill[event.number]
         if event.error is None and self.answer.count:
@@ -285,12 +305,22 @@ class Conductor:
             number = self.feeder.feed(role, whole=whole)
         except NoStage as error:
             log.info("no leg for %s (%s): %s", role, why, error)
-            self._perform(self.handoff.unfed(role, error))
+            if role in self._full:
+                self._feed_later(role, why, whole)
+            else:
+                self._perform(self.handoff.unfed(role, self._refusal or error))
             return
         if self.feeder.local_prefills > local_before:
             self._count("local_prefill")
         self._count(f"fed_{role}_again")
         self._perform(self.handoff.fed(role, number))
+
+    def _feed_later(self, role: Role, why: str, whole: bool) -> None:
+        """No other stage has room: whoever was full is asked again after the time it gave."""
+        stage, self._refusal = self._full.pop(role)
+        self.forgive(stage)
+        self._count(f"{role}_full")
+        self.legs.later(self._refusal.retry_after_s, FeedDue(role, why, whole))
 
     def _count(self, reason: str) -> None:
         self.fallback(reason)

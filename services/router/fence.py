@@ -11,7 +11,7 @@ number of its own: it is `answer.count` at the moment of Resume.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvrelay.errors import KvrelayError, NoStage
+from kvrelay.errors import KvrelayError, NoStage, Overloaded
 from kvrelay.types import FinishReason, HandoffMode, Role, Source
 from services.router.actions import (
     Action,
@@ -185,7 +185,7 @@ class Fence:
         """No stage for this role, and no leg of the other one: try a leg of the other one, once."""
         other = Role.MAIN if role is Role.RELAY else Role.RELAY
         if other in self._unfed:
-            self._out.append(Fail(error if isinstance(error, NoStage) else NoStage(str(error))))
+            self._out.append(Fail(error if isinstance(error, NoStage | Overloaded) else NoStage(str(error))))
         else:
             self._out.append(Feed(other, f"{role}_unavailable", whole_answer=other is Role.RELAY))
 

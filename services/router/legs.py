@@ -12,6 +12,7 @@ import grpc
 from kvrelay.errors import KvrelayError, StageFailed
 from kvrelay.proto.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from kvrelay.rpc.status import broke_while_writing, from_rpc_error
+from kvrelay.types import Role
 from services.router.tasks import OwnedTasks
 
 log = logging.getLogger(__name__)
@@ -69,11 +70,20 @@ class WaitedLongEnough:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedDue:
+    """The stages of this role were full a while ago: time to ask again."""
+
+    role: Role
+    why: str
+    whole_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FleetChanged:
     """A stage joined or left."""
 
 
-Event = FromDecode | FromPrefill | Ended | RelayLate | WaitedLongEnough | FleetChanged
+Event = FromDecode | FromPrefill | Ended | RelayLate | WaitedLongEnough | FeedDue | FleetChanged
 
 
 _REOPENINGS = 4

@@ -156,6 +156,7 @@ class Run:
                 settings.relay_ready_s, settings.rejoin_wait_s, settings.stop_grace_s, settings.singular_cut_s
             ),
             failed=self._failed,
+            forgive=self._forgive,
             fleet_changed=self._fleet_changed,
             fallback=self._fallback,
         )
@@ -176,6 +177,9 @@ class Run:
 
     def _failed(self, stage: StageView) -> None:
         self._excluded[stage.incarnation] = False
+
+    def _forgive(self, stage: StageView) -> None:
+        self._excluded.pop(stage.incarnation, None)
 
     def _fleet_changed(self) -> None:
         """Who was gone and is back (the WAN was down) may be chosen again."""

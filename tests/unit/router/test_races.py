@@ -478,6 +478,36 @@ async def test_a_full_stage_is_avoided_and_if_there_is_no_other_the_client_is_to
             await asked.completed()
 
 
+async def test_a_main_that_was_full_after_the_first_token_is_asked_again_when_it_said() -> None:
+    async with rig(relay=0) as running:
+        asked = running.ask(max_tokens=3, pipeline=P_MD)
+        p, m = await running.p.prefill(), await running.m.leg()
+        p.first_token(10)
+        await m.hears("resume")
+        m.fail(Overloaded("m0 is full", retry_after_s=0.05))
+        again = await running.m.leg()
+        resume = await again.hears("resume")
+        assert (resume.first_index, list(resume.ids)) == (0, [10])
+        again.tokens(1, 11, 12)
+        again.finished(3)
+        completed = await asked.completed()
+        assert "main_full" in completed.report.fallbacks
+
+
+async def test_a_fleet_that_stays_full_tells_the_client_to_retry_not_that_it_is_gone() -> None:
+    async with rig() as running:
+        asked = running.ask(max_tokens=3, pipeline=P_MD)
+        p, m = await running.p.prefill(), await running.m.leg()
+        p.first_token(10)
+        await m.hears("resume")
+        for stage in (running.r, running.m):
+            stage.refusal = Overloaded("full", retry_after_s=0.05)
+        m.fail(Overloaded("full", retry_after_s=0.05))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asked.completed()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_local_prefill_samples_index_0_at_main_decode() -> None:
     async with rig() as running:
         asked = running.ask(max_tokens=2, pipeline=MD)
