@@ -84,8 +84,14 @@ class Addresses:
 
 
 def flags(settings: Mapping[str, object]) -> list[str]:
-    """{"pool_tokens": 4096} -> ["--pool-tokens=4096"]; empty strings are left out."""
-    return [f"--{key.replace('_', '-')}={value}" for key, value in settings.items() if value != ""]
+    """{"pool_tokens": 4096, "prefix_cache": "false"} -> ["--pool-tokens=4096", "--no-prefix-cache"]; "" is left out."""
+    return [_flag(key.replace("_", "-"), value) for key, value in settings.items() if value != ""]
+
+
+def _flag(name: str, value: object) -> str:
+    if str(value).lower() in ("true", "false"):  # a switch takes no value
+        return f"--{name}" if str(value).lower() == "true" else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def redis_argv(program: Path, host: str, port: int) -> list[str]:
