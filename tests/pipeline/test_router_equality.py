@@ -195,6 +195,39 @@ def test_eos_ends_the_answer_wherever_it_is_drawn(
     running.run(running.topology.settled())
 
 
+def test_logprobs_are_the_same_whoever_drew_the_token(running: InThread, loaded: LoadedModel) -> None:
+    """Every penalty and filter at once: none may see other ids, or count others, behind a hand-off."""
+    prompt = random.Random(8).choices(range(256), k=70)
+    everything = Sampling(
+        seed=9,
+        max_tokens=40,
+        temperature=1.5,
+        top_k=60,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        min_tokens=20,
+        logprobs=5,
+    )
+    wanted = expected(loaded, prompt, everything)
+
+    async def of(pipeline: router_pb2.Pipeline, mode: router_pb2.HandoffMode) -> list[common_pb2.Logprobs]:
+        await running.topology.flush()
+        got = await running.topology.generate(request(prompt, everything, (), pipeline, mode))
+        check(got, wanted)
+        return [one for output in got.outputs for one in output.tokens.logprobs]
+
+    alone = running.run(of(MD, MODES[0]))
+    assert len(alone) == len(wanted.ids)
+    for pipeline, mode in [(P_RLD_MD, MODES[0]), (P_RLD_MD, MODES[1]), (P_MD, MODES[0]), (P_RLD, MODES[0])]:
+        for here, there in zip(alone, running.run(of(pipeline, mode)), strict=True):
+            assert here.chosen == pytest.approx(there.chosen, abs=1e-9)
+            assert [one.token_id for one in here.top] == [one.token_id for one in there.top]
+    running.run(running.topology.settled())
+
+
 def test_requests_of_all_kinds_at_once_do_not_mix(running: InThread, loaded: LoadedModel) -> None:
     draw = random.Random(7)
     shared = draw.choices(range(256), k=48)
