@@ -1,0 +1,126 @@
+"""How an experiment tells what it found: a table, a picture, JSON; each says what was emulated. Knows no experiment."""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import Figure
+from bench.rig import EMULATED
+
+matplotlib.use("Agg")
+RESULTS = Path("bench/results")
+
+
+@dataclass(slots=True)
+class Report:
+    """One experiment's result."""
+
+    name: str
+    quick: bool
+    settings: dict[str, Any]
+    emulated: str = EMULATED
+    figures: dict[str, Figure] = field(default_factory=dict)
+    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
+    """(title, columns, rows)."""
+    data: dict[str, Any] = field(default_factory=dict)
+    invalid: list[str] = field(default_factory=list)
+    """Why the figures must not be believed; empty: valid."""
+    pictures: list[str] = field(default_factory=list)
+
+    def finish(self, out: Path) -> int:
+        """Prints, writes <out>/<name>.json, and returns the exit code: 1 for an invalid run."""
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{self.name}.json").write_text(json.dumps(self.json(), indent=1, default=str) + "\n")
+        console = Console(width=120)
+        for title, columns, rows in [self._figure_table(), *self.tables]:
+            table = Table(*columns, title=title)
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+        console.print(self.emulated)
+        for problem in self.invalid:
+            console.print(f"[red]INVALID RUN:[/red] {problem}", soft_wrap=True)
+        return 1 if self.invalid else 0
+
+    def json(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "bench": self.name,
+            "valid": not self.invalid,
+            "invalid": self.invalid,
+            "quick": self.quick,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "command": " ".join(["python -m", f"bench.{self.name}", *sys.argv[1:]]),
+            "emulated": self.emulated,
+            "settings": self.settings,
+            "figures": {name: figure.json() for name, figure in self.figures.items()},
+            "data": self.data,
+            "pictures": self.pictures,
+        }
+
+    def markdown(self) -> str:
+        """For bench/results/<date>.md."""
+        lines = [f"## bench.{self.name}", "", self.emulated, ""]
+        lines += [f"**INVALID RUN**: {problem}" for problem in self.invalid]
+        lines += ["", f"Settings: `{json.dumps(self.settings, default=str)}`", ""]
+        for title, columns, rows in [self._figure_table(), *self.tables]:
+            if rows:
+                lines += [f"### {title}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+                lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
+        return "\n".join([*lines, *(f"![{name}]({name})" for name in self.pictures), ""])
+
+    def _figure_table(self) -> tuple[str, list[str], list[list[str]]]:
+        rows = []
+        for name, figure in self.figures.items():
+            sure = "" if figure.low is None or figure.high is None else f"{figure.low:.3f} .. {figure.high:.3f}"
+            met = {None: "", True: "met", False: "MISSED"}[figure.met]
+            rows.append([name, f"{figure.value:.4g}", sure, figure.target, met])
+        return f"bench.{self.name}", ["figure", "value", "95 % interval", "target", ""], rows
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran, and how busy that was."""
+    load = [round(x, 2) for x in os.getloadavg()]
+    return {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(), "load": load}
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """What every experiment takes."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help="short: shows that it works, its figures are rough")
+    parser.add_argument("--out", type=Path, default=RESULTS / "latest", help="folder of JSON and pictures")
+    return parser
+
+
+def curves(
+    path: Path, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, *, log: bool = False
+) -> str:
+    """Lines as a PNG; the picture too says what was emulated. Returns its file name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for label, (xs, ys) in series.items():
+        axes.plot(xs, ys, marker="." if len(xs) < 40 else None, label=label)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if log:
+        axes.set_xscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    axes.set_title("paced engines, emulated WAN, one host", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path.name
