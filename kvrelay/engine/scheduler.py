@@ -171,6 +171,8 @@ class Scheduler:
                 break
             chunks.append(self._chunk(seq, min(seq.pending, left)))
             left -= seq.scheduled
+            if not self._config.pack_tails:
+                break
         return chunks
 
     def _chunk(self, seq: Sequence, tokens: int) -> Chunk:
