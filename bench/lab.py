@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -92,10 +92,13 @@ class Bench:
     ) -> Measured:
         """Warms caches over an unlimited link, lets the senders measure the true one, then measures."""
         options = self.options(workload, arrival, template or greedy())
-        async with options.target.open() as target:
+        # Through P and MD, whatever the policy: the singular rule would keep one-token answers from MD's cache.
+        warm = self.options(workload, arrival, greedy(router_pb2.PIPELINE_P_MD))
+        async with options.target.open() as target, warm.target.open() as warm_target:
             run = LoadRun(options, target)
             await self.link(0.0)
-            errors = await run.warm_up()
+            errors = await LoadRun(warm, warm_target).warm_up()
+            await self._quiet()
             await self.link(self.rig.wan_rate_bytes_per_s)
             if errors:
                 raise InvalidRun(f"warm-up: {errors[0]}")
@@ -124,7 +127,7 @@ class Bench:
         if requests:
             one = Lengths(1024, 1024)
             cold = PrefixGroups(os.getpid() + int.from_bytes(os.urandom(3)), VOCAB_SIZE, requests, one, Lengths(2, 2))
-            options = replace(self.options(cold, ClosedLoop(1), greedy()))
+            options = self.options(cold, ClosedLoop(1), greedy(router_pb2.PIPELINE_P_MD))
             async with options.target.open() as target:
                 await LoadRun(options, target).measure()
             await self._quiet()

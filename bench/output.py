@@ -106,7 +106,13 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
 
 
 def curves(
-    path: Path, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, *, log: bool = False
+    path: Path,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    title: str = "",
 ) -> str:
     """Lines as a PNG; the picture too says what was emulated. Returns its file name."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +125,7 @@ def curves(
         axes.set_xscale("log")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.set_title("paced engines, emulated WAN, one host", fontsize=9)
+    axes.set_title(title or "paced engines, emulated WAN, one host", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -48,7 +48,6 @@ QUICK = Plan(requests=24, seeds=1)
 
 async def paper(plan: Plan, rig: Rig, out: Path, *, quick: bool, sweeps: bool) -> Report:
     """All of it."""
-    out.mkdir(parents=True, exist_ok=True)
     sla, prices = Sla(), Prices()
     settings = {"scale": plan.scale, **asdict(plan), **asdict(rig), "sla": asdict(sla), "prices": asdict(prices)}
     report = Report("paper", quick, settings)
@@ -109,6 +108,7 @@ def main() -> None:
     wanted = parser.parse_args()
     plan = QUICK if wanted.quick else Plan()
     plan = replace(plan, seeds=wanted.seeds or plan.seeds, requests=wanted.requests or plan.requests)
+    wanted.out.mkdir(parents=True, exist_ok=True)
     if wanted.calibrate:
         return uvloop.run(calibrate(plan, Rig(), wanted.calibrate))
     sweeps = not (wanted.no_sweep or wanted.quick)

@@ -110,7 +110,7 @@ def wan_rate(bytes_per_s: float) -> str:
 class Prices:
     """Hardware cost in units of one prefill stage; decode is priced by its slots.
 
-    The defaults are the paper's: 88 A become 43 A + 32 B, B 25 % dearer; so a slot on B costs 32 x 1.25 / 45 of one on A.
+    The defaults are the paper's: 88 A become 43 A + 32 B, B 25 % dearer; a slot on B costs 32 x 1.25 / 45 of one on A.
     """
 
     prefill: float = 1.0
