@@ -1,4 +1,4 @@
-"""`python -m bench.bathtub`: prefill throughput and revenue against hit rate, tail chunks packed or not. Real engine."""
+"""`python -m bench.bathtub`: prefill throughput and revenue against hit rate, tails packed or not. Real engine."""
 
 import sys
 import time

@@ -122,6 +122,11 @@ class Bench:
         """Bytes from site A to site B so far."""
         return (await self.wan.GetLink(wan_pb2.GetLinkRequest())).a_to_b_stats.bytes
 
+    async def health(self) -> Health:
+        """Steps so far, of all stages."""
+        steps, overrun, _, _ = await self._totals()
+        return Health(int(steps), int(overrun), load_average=os.getloadavg()[0])
+
     async def _settle(self, requests: int) -> None:
         """Cold requests, one by one: what a sender knows of the link is of the true one then."""
         if requests:

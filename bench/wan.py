@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
@@ -29,7 +31,18 @@ class _Sink(asyncio.BufferedProtocol):
         self._count[0] += nbytes
 
 
-async def _flood(address: str) -> None:
+@contextlib.asynccontextmanager
+async def sink() -> AsyncIterator[str]:
+    """host:port of a server that swallows what comes, while the block runs."""
+    server = await asyncio.get_running_loop().create_server(lambda: _Sink([0]), "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def flood(address: str) -> None:
+    """Writes to host:port as fast as it takes, until cancelled."""
     host, port = address.rsplit(":", 1)
     _, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -42,7 +55,7 @@ async def _flood(address: str) -> None:
 
 async def _measured(stub: Any, target: str, count: list[int], connections: int, seconds: float) -> dict[str, float]:
     reply = await stub.MapTarget(wan_pb2.MapTargetRequest(target=target, target_site="b"))
-    floods = [asyncio.create_task(_flood(reply.address)) for _ in range(connections)]
+    floods = [asyncio.create_task(flood(reply.address)) for _ in range(connections)]
     await asyncio.sleep(0.5)
     before, bytes_before, began = await stub.GetLink(wan_pb2.GetLinkRequest()), count[0], time.perf_counter()
     await asyncio.sleep(seconds)

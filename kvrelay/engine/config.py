@@ -21,7 +21,7 @@ class EngineConfig:
     """Prompt + output of one sequence; 0: as the model. Never more than the model or the pool allow."""
     prefix_cache: bool = True
     pack_tails: bool = True
-    """A step's budget is shared by chunks of several sequences; False: one chunk a step (`bench.bathtub` shows why not)."""
+    """A step's budget is shared by chunks of several sequences; False: one chunk a step (see bench.bathtub)."""
     pace: Pace = field(default_factory=Pace)
 
 
