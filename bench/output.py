@@ -71,17 +71,6 @@ class Report:
             "pictures": self.pictures,
         }
 
-    def markdown(self) -> str:
-        """For bench/results/<date>.md."""
-        lines = [f"## bench.{self.name}", "", self.emulated, ""]
-        lines += [f"**INVALID RUN**: {problem}" for problem in self.invalid]
-        lines += ["", f"Settings: `{json.dumps(self.settings, default=str)}`", ""]
-        for title, columns, rows in [self._figure_table(), *self.tables]:
-            if rows:
-                lines += [f"### {title}", "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-                lines += ["| " + " | ".join(row) + " |" for row in rows] + [""]
-        return "\n".join([*lines, *(f"![{name}]({name})" for name in self.pictures), ""])
-
     def _figure_table(self) -> tuple[str, list[str], list[list[str]]]:
         rows = []
         for name, figure in self.figures.items():

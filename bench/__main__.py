@@ -1,0 +1,66 @@
+"""`python -m bench` (`make bench`): every experiment with short settings, then bench/results/<date>.md and pictures."""
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.output import RESULTS
+
+EXPERIMENTS = ("paper", "handoff", "bathtub", "trace")
+
+
+def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:
+    """One page of all experiments, from their JSON."""
+    lines = ["# Measurements", ""]
+    lines += [f"`bench.{name}` ended without a result." for name in failed]
+    for one in results:
+        lines += [f"## bench.{one['bench']}", "", one["emulated"], "", f"Command: `{one['command']}`", ""]
+        lines += [f"Machine: `{json.dumps(one['machine'])}`; {one['date']}", ""]
+        lines += ["Settings: `" + json.dumps(one["settings"]) + "`", ""]
+        lines += [f"**INVALID RUN: its figures say nothing.** {problem}\n" for problem in one["invalid"]]
+        lines += ["| figure | value | 95 % interval | target | |", "| --- | --- | --- | --- | --- |"]
+        lines += [row(name, figure) for name, figure in one["figures"].items()]
+        lines += ["", *(f"![{picture}]({picture})" for picture in one["pictures"]), ""]
+    return "\n".join(lines)
+
+
+def row(name: str, figure: dict[str, Any]) -> str:
+    """One figure."""
+    sure = "" if figure["low"] is None else f"{figure['low']:.3f} .. {figure['high']:.3f}"
+    met = {None: "", True: "met", False: "missed"}[figure["met"]]
+    return f"| {name} | {figure['value']:.4g} | {sure} | {figure['target']} | {met} |"
+
+
+def main() -> None:
+    """Exit code 1 if any experiment was invalid or failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--full", action="store_true", help="the long settings: about an hour")
+    parser.add_argument("--trace", type=Path, help="a Mooncake trace; without it a synthetic one is made")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    wanted = parser.parse_args()
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    folder = wanted.out
+    folder.mkdir(parents=True, exist_ok=True)
+    results, codes, failed = [], [], []
+    for name in EXPERIMENTS:
+        found = folder / f"{name}.json"
+        found.unlink(missing_ok=True)
+        command = [sys.executable, "-m", f"bench.{name}", "--out", str(folder), *([] if wanted.full else ["--quick"])]
+        command += [str(wanted.trace)] if wanted.trace and name == "trace" else []
+        codes.append(subprocess.run(command, check=False).returncode)
+        if found.exists():
+            results.append(json.loads(found.read_text()))
+        else:
+            failed.append(name)
+    page = folder / f"{date}.md"
+    page.write_text(markdown(results, failed))
+    print(f"written: {page}")
+    sys.exit(1 if any(codes) else 0)
+
+
+if __name__ == "__main__":
+    main()

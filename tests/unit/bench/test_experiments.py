@@ -1,0 +1,76 @@
+"""The experiments' own parts: the synthetic trace, the tub on a toy, validity, the page."""
+
+import itertools
+from pathlib import Path
+
+from bench import __main__ as everything
+from bench.bathtub import Plan, bathtub, revenue
+from bench.handoff import gaps_by_extend
+from bench.lab import Health
+from bench.output import Report, curves
+from bench.paper import Plan as PaperPlan
+from bench.rig import LOCAL, PDD, UNCACHED
+from bench.trace import MOST_TOKENS, synthetic
+from kvrelay.load.arrival import plan as planned
+from kvrelay.load.record import Record
+from kvrelay.load.traces.replay import Cut, TraceFormat, load_rows
+
+
+def test_the_synthetic_trace_is_a_valid_mooncake_trace_that_fits_the_model(tmp_path: Path) -> None:
+    synthetic(tmp_path / "t.jsonl", 200)
+    cut = Cut(length_scale=1 / 32, most_tokens=MOST_TOKENS)
+    rows, too_long = load_rows(tmp_path / "t.jsonl", TraceFormat.MOONCAKE, cut)
+    assert len(rows) + too_long == 200
+    assert len(rows) > 150
+
+
+def test_all_systems_are_asked_the_same_at_moments_that_only_differ_in_scale() -> None:
+    plan = PaperPlan(requests=40)
+    asked = {}
+    for system in (LOCAL, PDD, UNCACHED):
+        workload, arrival = plan.load(system, 3)
+        asked[system.name] = list(itertools.islice(planned(arrival, workload.conversations()), 8))
+    assert asked["pd-local"] == asked["pdd"]
+    for (at_s, one), (late_s, other) in zip(asked["pdd"], asked["pd-remote-uncached"], strict=True):
+        assert one == other
+        assert abs(at_s / UNCACHED.rate_share - late_s) < 1e-9
+
+
+def test_a_run_with_more_than_one_percent_overrun_steps_is_invalid() -> None:
+    assert not Health(steps=1000, overrun=10).why_not()
+    assert "overran" in Health(steps=1000, overrun=11).why_not()
+    assert "2 requests failed" in Health(steps=1000, failed=2).why_not()
+
+
+def test_an_invalid_report_ends_with_an_error_and_says_why(tmp_path: Path) -> None:
+    report = Report("paper", True, {})
+    assert report.finish(tmp_path) == 0
+    report.invalid.append("11 of 1000 steps overran")
+    assert report.finish(tmp_path) == 1
+    assert "11 of 1000" in everything.markdown([report.json()], [])
+
+
+def test_every_page_says_that_pace_and_wan_are_emulated() -> None:
+    page = everything.markdown([Report("paper", True, {}).json()], ["trace"])
+    assert "Paced engines" in page and "emulated WAN" in page and "`bench.trace` ended without a result" in page
+
+
+def test_the_tub_is_measured_with_packing_off_and_on() -> None:
+    plan = Plan(model="tiny", prompt_tokens=64, token_budget=32, requests=2, points=(0, 50), prices=(0.1,))
+    found = bathtub(plan)
+    assert all(len(found[name]) == 2 and min(found[name]) > 0 for name in ("off", "on"))
+
+
+def test_revenue_weighs_cached_tokens_by_their_price() -> None:
+    assert revenue([100.0, 200.0], (0, 50), 0.1) == [100.0, 110.00000000000001]
+
+
+def test_gaps_are_told_apart_by_whether_an_extend_ran() -> None:
+    relayed = Record("r", 0, "ok", sent_s=1.0, timeline=(("main_ready", 50.0),), sources="prm", arrived_ms=(0, 40, 100))
+    other = Record("o", 0, "ok", sent_s=1.0, arrived_ms=(0.0, 40.0, 90.0, 140.0))
+    assert gaps_by_extend([relayed], [other]) == ([50.0, 50.0], [40.0])
+
+
+def test_a_picture_is_written(tmp_path: Path) -> None:
+    assert curves(tmp_path / "x.png", {"a": ([1, 2], [3, 4])}, "x", "y") == "x.png"
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
