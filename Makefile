@@ -12,6 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL = 2
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): a minute or two, more if torch has to be downloaded."
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25'
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[dev]'
