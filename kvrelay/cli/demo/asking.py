@@ -8,6 +8,7 @@ from kvrelay.cli.demo.chats import SYSTEM, Chat, Turn
 from kvrelay.load.client import Answer, ask
 from kvrelay.proto.v1 import router_pb2, router_pb2_grpc
 from kvrelay.rpc.channels import Purpose, open_channel
+from kvrelay.rpc.convert import handoff_mode_to_proto
 from kvrelay.rpc.sampling import sampling_to_proto
 from kvrelay.types import Sampling
 
@@ -62,7 +63,8 @@ async def _ask(
     observe: Observer,
 ) -> Asked:
     ids = await router.Tokenize(router_pb2.TokenizeRequest(chat=said), timeout=TIMEOUT_S)
-    request = router_pb2.GenerateRequest(chat=said, sampling=sampling_to_proto(turn.sampling))
+    mode = handoff_mode_to_proto(turn.handoff)
+    request = router_pb2.GenerateRequest(chat=said, sampling=sampling_to_proto(turn.sampling), handoff_mode=mode)
     answer = await ask(
         router, request, timeout_s=TIMEOUT_S, on_reply=lambda so_far, reply: observe(chat, number, so_far)
     )

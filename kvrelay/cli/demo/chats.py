@@ -6,7 +6,7 @@ earns its place); second turns bring a paragraph (little crosses), third turns a
 
 from dataclasses import dataclass
 
-from kvrelay.types import Sampling
+from kvrelay.types import HandoffMode, Sampling
 
 SYSTEM = (
     "You are the assistant of a small observatory on a hill above a harbour town. Visitors, teachers and the "
@@ -23,6 +23,8 @@ class Turn:
 
     says: str
     sampling: Sampling
+    handoff: HandoffMode = HandoffMode.DYNAMIC
+    """Asked of the router; dynamic is its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,11 @@ CHATS = (
     Chat(
         "manual",
         (
-            Turn(MANUAL + "Write this again as a numbered list of short steps for a new member.", drawn(31, 144)),
+            Turn(
+                MANUAL + "Write this again as a numbered list of short steps for a new member.",
+                drawn(31, 144),
+                HandoffMode.CATCH_UP,  # so that both ways of handing over can be seen
+            ),
             Turn(FOLLOW_UP, drawn(32, 48)),
             Turn("And where is the crank?", greedy(24)),
         ),
