@@ -15,11 +15,9 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from kvrelay.kvcache.hashing import DIGEST_BYTES
 from kvrelay.types import LayoutFingerprint, Role, StageDescription
 
 PREFIX = "kvrelay:"
-HASH_BYTES = DIGEST_BYTES
 
 INSTANCES = f"{PREFIX}instances"
 

@@ -4,14 +4,13 @@
 is wrong.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from kvrelay.errors import InvalidRequest
 from kvrelay.proto.v1 import common_pb2, prefill_pb2, router_pb2, stage_pb2
 from kvrelay.rpc.sampling import sampling_from_client, sampling_from_proto, sampling_to_proto, token_ids_from_client
 from kvrelay.types import (
-    BlockRange,
     FinishReason,
     HandoffMode,
     KvTarget,
@@ -163,20 +162,6 @@ def layout_to_proto(layout: LayoutFingerprint) -> common_pb2.LayoutFingerprint:
 def layout_from_proto(message: common_pb2.LayoutFingerprint) -> LayoutFingerprint:
     """All fields, whatever their values: what differs is refused by `difference`."""
     return LayoutFingerprint(**{name: getattr(message, name) for name in LayoutFingerprint.__slots__})
-
-
-def block_ranges_to_proto(ranges: Iterable[BlockRange]) -> list[common_pb2.BlockRange]:
-    """In the given order."""
-    return [common_pb2.BlockRange(first=item.first, end=item.end) for item in ranges]
-
-
-def block_ranges_from_proto(messages: Iterable[common_pb2.BlockRange], field: str = "ranges") -> list[BlockRange]:
-    """InvalidRequest: a range that is empty or runs backwards."""
-    ranges = [BlockRange(item.first, item.end) for item in messages]
-    for index, item in enumerate(ranges):
-        if item.end <= item.first:
-            raise InvalidRequest(f"{field}[{index}]", f"must have end > first, got {item.first} to {item.end}")
-    return ranges
 
 
 def kv_target_to_proto(target: KvTarget) -> prefill_pb2.PushTarget:

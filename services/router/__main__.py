@@ -13,9 +13,9 @@ from kvrelay.program import EXIT_STOPPED, START_ERRORS, begin, give_up, shown
 from services.router.app import router_app
 from services.router.config import RouterSettings
 
-log = logging.getLogger(__name__)
-
 PROGRAM = "services.router"
+
+log = logging.getLogger(PROGRAM)
 
 
 def main() -> NoReturn:

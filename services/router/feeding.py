@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvrelay.errors import KvrelayError, NoStage
 from kvrelay.proto.v1 import decode_pb2, prefill_pb2
@@ -139,8 +139,3 @@ class Feeder:
         self.fed_by[number] = tuple(leg.number for leg in legs)
         hit = estimate.usable_hit(self._question(), stage, samples=not kv_only)
         self._fleet.sent(description, len(ask.prompt_ids) - hit)
-
-
-def now(question: Question, fleet: Fleet, excluded: frozenset[tuple[str, int]]) -> Question:
-    """The same question, about the fleet of this moment."""
-    return replace(question, stages=fleet.views(), excluded=excluded)

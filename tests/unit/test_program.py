@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,13 @@ def refused(module: str, *flags: str) -> str:
 )
 def test_a_program_that_cannot_start_says_why_in_one_line(module: str, flags: list[str], says: str) -> None:
     assert says in refused(module, *flags)
+
+
+@pytest.mark.parametrize("module", ["services.prefill", "services.router"])
+def test_a_corrupt_model_file_is_named(module: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + bytes(12))
+    assert f"{path}: corrupt or truncated GGUF header" in refused(module, f"--model={path}", "--listen=127.0.0.1:0")
 
 
 @pytest.mark.parametrize("module", STAGE)

@@ -12,7 +12,6 @@ from kvrelay.errors import InvalidRequest
 from kvrelay.proto.v1 import common_pb2, prefill_pb2, stage_pb2
 from kvrelay.rpc import convert
 from kvrelay.types import (
-    BlockRange,
     FinishReason,
     HandoffMode,
     KvTarget,
@@ -160,12 +159,6 @@ def test_a_kv_target_crosses_unchanged(target: KvTarget) -> None:
     assert convert.kv_target_from_proto(over_the_wire(convert.kv_target_to_proto(target))) == target
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), max_size=5))
-def test_block_ranges_cross_unchanged(pairs: list[tuple[int, int]]) -> None:
-    ranges = [BlockRange(first, first + length) for first, length in pairs]
-    assert convert.block_ranges_from_proto(convert.block_ranges_to_proto(ranges)) == ranges
-
-
 @pytest.mark.parametrize(
     ("enum", "to_proto", "from_proto"),
     [
@@ -215,8 +208,6 @@ def test_messages_with_holes_are_refused_by_field() -> None:
         convert.kv_target_from_proto(prefill_pb2.PushTarget(address="h:1", transfer_id="t"))
     with pytest.raises(InvalidRequest, match=r"stage\.instance_id"):
         convert.description_from_proto(stage_pb2.StageInfo())
-    with pytest.raises(InvalidRequest, match=r"missing\[0\]: must have end > first, got 3 to 3"):
-        convert.block_ranges_from_proto([common_pb2.BlockRange(first=3, end=3)], "missing")
     chunk = common_pb2.TokenChunk(ids=[1, 2], logprobs=[common_pb2.Logprobs()])
     with pytest.raises(InvalidRequest, match=r"tokens\.logprobs: must be empty or one per id, got 1 for 2 ids"):
         convert.token_run_from_proto(chunk)
