@@ -173,7 +173,9 @@ async def congestion(running: Bench, on: bool) -> AsyncIterator[None]:
 
 async def ids_against_kv(report: Report, running: Bench, plan: Plan, out: Path) -> None:
     """Payload and stall of both ways, idle and congested."""
-    rows, means, per_token = [], {}, []
+    rows: list[list[str]] = []
+    means: dict[str, list[float]] = {}
+    per_token: list[float] = []
     async with pair(running) as stages:
         for link in ("idle", "congested"):
             async with congestion(running, link == "congested"):

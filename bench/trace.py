@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,7 +40,8 @@ QUICK = Plan(trace_s=60.0, share=0.25, limit=24)
 
 def synthetic(path: Path, rows: int, seed: int = 1) -> None:
     """A trace in Mooncake's format: conversations whose prompts grow, arriving in bursts every 3 s."""
-    chance, blocks, talks = np.random.default_rng(seed), 1, []
+    chance, blocks = np.random.default_rng(seed), 1
+    talks: list[list[int]] = []
     with path.open("w") as lines:
         for number in range(rows):
             if talks and chance.random() < 0.6:
@@ -75,7 +76,7 @@ async def trace(path: Path, plan: Plan, rig: Rig, out: Path, *, quick: bool, nam
 
     def load(system: System, seed: int) -> tuple[Workload, Arrival]:
         few = rows[: max(6, round(len(rows) * system.rate_share))]
-        slower = [type(r)(r.at_s / system.rate_share, *_rest(r)) for r in few]
+        slower = [replace(row, at_s=row.at_s / system.rate_share) for row in few]
         return Replay(tuple(slower), cut, seed, VOCAB_SIZE), TraceTimes()
 
     settings = {"trace": name, **asdict(plan), "rows": len(rows), "left_out_too_long": left_out, **asdict(rig)}
@@ -86,10 +87,6 @@ async def trace(path: Path, plan: Plan, rig: Rig, out: Path, *, quick: bool, nam
     report.figures = {name: Figure(one.value, one.low, one.high) for name, one in found.items()}
     describe(report, results, out)
     return report
-
-
-def _rest(row: object) -> tuple[object, ...]:
-    return tuple(getattr(row, name) for name in ("prompt_tokens", "output_tokens", "hash_ids", "line"))
 
 
 def main() -> None:
