@@ -11,9 +11,7 @@ import psutil
 
 from bench.rig import Rig, System
 from kvrelay.cli.cluster import Cluster, cluster
-from kvrelay.load.arrival import Arrival, ClosedLoop
-from kvrelay.load.groups import PrefixGroups
-from kvrelay.load.lengths import Lengths
+from kvrelay.load.arrival import Arrival
 from kvrelay.load.record import Record
 from kvrelay.load.run import LoadOptions, LoadRun
 from kvrelay.load.target import RouterTarget
@@ -87,22 +85,17 @@ class Bench:
         workload: Workload,
         arrival: Arrival,
         template: router_pb2.GenerateRequest | None = None,
-        *,
-        settle: int = 2,
     ) -> Measured:
-        """Warms caches over an unlimited link, lets the senders measure the true one, then measures."""
+        """Warms caches, over the true link: senders measure it, and forget a faster one only slowly. Then measures."""
         options = self.options(workload, arrival, template or greedy())
         # Through P and MD, whatever the policy: the singular rule would keep one-token answers from MD's cache.
         warm = self.options(workload, arrival, greedy(router_pb2.PIPELINE_P_MD))
         async with options.target.open() as target, warm.target.open() as warm_target:
             run = LoadRun(options, target)
-            await self.link(0.0)
             errors = await LoadRun(warm, warm_target).warm_up()
             await self._quiet()
-            await self.link(self.rig.wan_rate_bytes_per_s)
             if errors:
                 raise InvalidRun(f"warm-up: {errors[0]}")
-            await self._settle(settle)
             before, cpu_before = await self._totals(), self._cpu_s()
             await run.measure()
             cores = (self._cpu_s() - cpu_before) / run.wall_s
@@ -113,11 +106,6 @@ class Bench:
         health = Health(int(steps), int(overrun), failed, cores, os.getloadavg()[0])
         return Measured(run.records, run.wall_s, int(sent), busy, health)
 
-    async def link(self, rate_bytes_per_s: float) -> None:
-        """Sets the WAN's rate; 0 = unlimited."""
-        shape = wan_pb2.Direction(rate_bytes_per_s=rate_bytes_per_s, delay_ms=self.rig.wan_delay_ms)
-        await self.wan.SetLink(wan_pb2.SetLinkRequest(a_to_b=shape, b_to_a=shape))
-
     async def sent_bytes(self) -> int:
         """Bytes from site A to site B so far."""
         return (await self.wan.GetLink(wan_pb2.GetLinkRequest())).a_to_b_stats.bytes
@@ -126,16 +114,6 @@ class Bench:
         """Steps so far, of all stages."""
         steps, overrun, _, _ = await self._totals()
         return Health(int(steps), int(overrun), load_average=os.getloadavg()[0])
-
-    async def _settle(self, requests: int) -> None:
-        """Cold requests, one by one: what a sender knows of the link is of the true one then."""
-        if requests:
-            one = Lengths(1024, 1024)
-            cold = PrefixGroups(os.getpid() + int.from_bytes(os.urandom(3)), VOCAB_SIZE, requests, one, Lengths(2, 2))
-            options = self.options(cold, ClosedLoop(1), greedy(router_pb2.PIPELINE_P_MD))
-            async with options.target.open() as target:
-                await LoadRun(options, target).measure()
-            await self._quiet()
 
     async def _quiet(self) -> None:
         """Until nothing crosses but pings: answers whose clients have gone are still being drained."""

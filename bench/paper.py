@@ -12,7 +12,7 @@ from bench.lab import VOCAB_SIZE
 from bench.output import Report, arguments, curves
 from bench.rig import SYSTEMS, Prices, Rig, Sla, System
 from kvrelay.load.arrival import Arrival, Poisson
-from kvrelay.load.hits import SKEWED, HitRates, SharedPrefixes
+from kvrelay.load.hits import HitRates, SharedPrefixes
 from kvrelay.load.lengths import Lengths
 from kvrelay.load.workload import Workload
 
@@ -24,10 +24,11 @@ class Plan:
     requests: int = 120
     """Of each seed; the uncached system answers the first of them, at the rate it can carry."""
     seeds: int = 3
-    rate_per_s: float = 1.5
-    hits: str = SKEWED
+    rate_per_s: float = 1.2
+    hits: str = "0.99:75,0.8:13,0.45:12"
+    """Mean 90 %; three quarters hit more than 95 %."""
     prompt: Lengths = Lengths(1536, 2560)
-    output: Lengths = Lengths(96, 160)
+    output: Lengths = Lengths(160, 224)
 
     @property
     def scale(self) -> str:

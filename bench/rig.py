@@ -15,8 +15,8 @@ EMULATED = (
     "(rate and delay; no loss, no congestion control), on one host."
 )
 
-# Frozen on the quiet box by `python -m bench.paper --calibrate`: pd-remote's TTFT P50 = 1.6 x pd-local's.
-WAN_RATE_BYTES_PER_S = 480_000.0
+# By estimate, to be calibrated and then frozen with `python -m bench.paper --calibrate`: pd-remote's TTFT P50 = 1.6 x pd-local's.
+WAN_RATE_BYTES_PER_S = 350_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Rig:
 
     pace: str = "fixed=40,token=0.1"
     wan_rate_bytes_per_s: float = WAN_RATE_BYTES_PER_S
-    wan_delay_ms: float = 5.0
+    wan_delay_ms: float = 2.0
     """One way."""
     decode_slots: int = 16
     """In all: the baselines' one main stage has them; pdd divides them between relay and main."""
@@ -33,6 +33,8 @@ class Rig:
     pool_tokens: int = 65536
     stall_ms: float = 200.0
     """pdd's planner; the router's default."""
+    local_extend_tokens: int = 8
+    """The router's default is 64; prompts are scaled by 1/32, so what is "so little that MD computes it" is scaled too."""
 
     @property
     def step_ms(self) -> float:
@@ -88,7 +90,7 @@ class System:
             pool_tokens=rig.pool_tokens,
             threads=1,
             router_port=0,
-            router_set=(("stall_ms", f"{rig.stall_ms:g}"),),
+            router_set=(("stall_ms", f"{rig.stall_ms:g}"), ("local_extend_tokens", str(rig.local_extend_tokens))),
             stage_set=tuple(stage_set),
             log_dir=log_dir,
         )
