@@ -669,3 +669,14 @@ async def test_a_slow_client_bounds_what_is_read_from_the_stages() -> None:
         r.finished(4000)
         completed = await asked.completed()
         assert completed.usage.completion_tokens == 4000
+
+
+async def test_a_client_that_never_reads_loses_its_legs_at_its_deadline() -> None:
+    async with rig(client_backlog_tokens=64) as running:
+        running.ask(prompt=4, max_tokens=4000, pipeline=P_RLD, timeout=0.5)
+        p, r = await running.p.prefill(), await running.r.leg()
+        p.first_token(10)
+        await r.hears("resume")
+        for index in range(1, 3000):
+            r.tokens(index, 11)
+        await asyncio.gather(p.gone(), r.gone())

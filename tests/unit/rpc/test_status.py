@@ -36,7 +36,8 @@ def bare(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 def test_every_domain_error_has_a_row_of_its_own() -> None:
-    kinds = {errors.KvrelayError, *errors.KvrelayError.__subclasses__()}
+    shared = {kind for kind in errors.KvrelayError.__subclasses__() if kind.__module__ == errors.__name__}
+    kinds = {errors.KvrelayError, *shared}
     assert {row.error for row in TABLE} == kinds
     assert {type(sample) for sample in SAMPLES} == kinds
     assert len({row.reason for row in TABLE}) == len(TABLE)
