@@ -15,7 +15,7 @@ EMULATED = (
     "(rate and delay; no loss, no congestion control), on one host."
 )
 
-# By estimate, to be calibrated and then frozen with `python -m bench.paper --calibrate`: pd-remote's TTFT P50 = 1.6 x pd-local's.
+# By estimate; to be frozen where `python -m bench.paper --calibrate` gives pd-remote a TTFT P50 of 1.6 x pd-local's.
 WAN_RATE_BYTES_PER_S = 350_000.0
 
 
@@ -34,7 +34,7 @@ class Rig:
     stall_ms: float = 200.0
     """pdd's planner; the router's default."""
     local_extend_tokens: int = 8
-    """The router's default is 64; prompts are scaled by 1/32, so what is "so little that MD computes it" is scaled too."""
+    """The router's default is 64; as prompts are scaled, so is what is little enough for MD to compute."""
 
     @property
     def step_ms(self) -> float:
