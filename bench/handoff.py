@@ -28,6 +28,8 @@ from kvrelay.load.record import Record
 from kvrelay.load.run import LoadRun
 from kvrelay.proto.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, router_pb2, wan_pb2
 from kvrelay.rpc.channels import Purpose, open_channel
+from kvrelay.rpc.sampling import sampling_to_proto
+from kvrelay.types import Sampling
 
 MODES = {"one-shot": 2, "catch-up": 3, "dynamic": 1}
 
@@ -131,7 +133,7 @@ class Pair:
 
 
 def _sampling() -> common_pb2.Sampling:
-    return common_pb2.Sampling(seed=1, max_tokens=1024, temperature=0.0, ignore_eos=True)
+    return sampling_to_proto(Sampling(seed=1, max_tokens=1024, temperature=0.0, ignore_eos=True))
 
 
 async def _until(call: Any, kind: str) -> None:
