@@ -40,7 +40,6 @@ def install() -> None:
         pytest.skip(f"no Docker engine, and no apt-get to install {missing}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update"], env=quiet, limit_s=300)
-    # A policy that starts nothing: the engine of these tests is started by them.
     run(["apt-get", "install", "-y", "--no-install-recommends", *missing], env=quiet, limit_s=900)
 
 
@@ -64,6 +63,7 @@ def dockerd(scratch: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            shutil.rmtree(scratch / "data", ignore_errors=True)  # gigabytes, which pytest would keep for three runs
 
 
 def answers(env: Mapping[str, str], process: "subprocess.Popen[bytes]") -> bool:
