@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -15,7 +15,7 @@ from kvrelay.load.arrival import Arrival
 from kvrelay.load.record import Record
 from kvrelay.load.run import LoadOptions, LoadRun
 from kvrelay.load.target import RouterTarget
-from kvrelay.load.workload import Workload
+from kvrelay.load.workload import Conversation, Workload
 from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc, wan_pb2, wan_pb2_grpc
 from kvrelay.rpc.channels import Purpose, open_channel
 
@@ -66,6 +66,22 @@ class Measured:
     health: Health
 
 
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """A workload's warm-up as a workload whose answers end at MD: one that ends at P may have its push cut."""
+
+    of: Workload
+
+    def warm_up(self) -> Sequence[Conversation]:
+        """None."""
+        return []
+
+    def conversations(self) -> Iterator[Conversation]:
+        """What is to be warm, each with an answer of a few tokens."""
+        for one in self.of.warm_up():
+            yield replace(one, turns=tuple(replace(turn, max_tokens=4) for turn in one.turns))
+
+
 @dataclass(slots=True)
 class Bench:
     """A running system."""
@@ -89,10 +105,12 @@ class Bench:
         """Warms caches, over the true link: senders measure it, and forget a faster one only slowly. Then measures."""
         options = self.options(workload, arrival, template or greedy())
         # Through P and MD, whatever the policy: the singular rule would keep one-token answers from MD's cache.
-        warm = self.options(workload, arrival, greedy(router_pb2.PIPELINE_P_MD))
+        warm = self.options(WarmUp(workload), ClosedLoop(1), greedy(router_pb2.PIPELINE_P_MD))
         async with options.target.open() as target, warm.target.open() as warm_target:
             run = LoadRun(options, target)
-            errors = await LoadRun(warm, warm_target).warm_up()
+            warming = LoadRun(warm, warm_target)
+            await warming.measure()
+            errors = [record.error for record in warming.records if not record.ok]
             await self._quiet()
             if errors:
                 raise InvalidRun(f"warm-up: {errors[0]}")
