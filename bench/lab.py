@@ -11,7 +11,7 @@ import psutil
 
 from bench.rig import Rig, System
 from kvrelay.cli.cluster import Cluster, cluster
-from kvrelay.load.arrival import Arrival
+from kvrelay.load.arrival import Arrival, ClosedLoop
 from kvrelay.load.record import Record
 from kvrelay.load.run import LoadOptions, LoadRun
 from kvrelay.load.target import RouterTarget
