@@ -2,8 +2,9 @@
 
 import typer
 
-from kvrelay.cli import fleet, generate, health, load, plan, redis, top, up, wan, wan_set
+from kvrelay.cli import fleet, generate, health, plan, redis, top, up, wan, wan_set
 from kvrelay.cli.demo import command
+from kvrelay.cli.load.command import load
 
 app = typer.Typer(
     help="LLM inference over two datacenters: prefill, relay decode, main decode.",
@@ -17,7 +18,7 @@ app.command("generate", short_help="Stream an answer, then say how it was made."
 app.command("plan", short_help="Show the route a prompt would get now, and why.")(plan.plan)
 app.command("fleet", short_help="Show the router's stages, load, requests, fallbacks.")(fleet.fleet)
 app.command("top", short_help="Watch a router's fleet live.")(top.top)
-app.command("load", short_help="Measure a router under load.")(load.load)
+app.command("load", short_help="Measure a router under load.")(load)
 app.command("demo", short_help="A model over all three kinds of stage, checked.")(command.demo)
 app.command(
     "wan",

@@ -1,5 +1,6 @@
 """One request as a client sees it: what came, when, whether the stream kept its contract. Knows the protos."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,11 +44,13 @@ class Answer:
     """One per id; ids of one message share theirs."""
     text: str = ""
     e2el_ms: float = 0.0
+    left: bool = False
+    """The client left before the end: neither whole nor failed."""
 
     @property
     def ok(self) -> bool:
         """Whether the answer is whole."""
-        return not self.error
+        return not self.error and not self.left
 
     @property
     def ttft_ms(self) -> float | None:
@@ -122,17 +125,25 @@ async def ask(
     *,
     timeout_s: float,
     on_reply: Callable[[Answer, router_pb2.GenerateReply], None] = lambda answer, reply: None,
+    pause_s: float = 0.0,
+    leave_after_s: float | None = None,
 ) -> Answer:
     """Sends one request and follows its stream to the end; `on_reply` sees each message after it was taken.
 
-    A failure is the answer's `error`, never an exception.
+    A failure is the answer's `error`, never an exception. pause_s: before each next message is read.
+    leave_after_s: the request is cancelled then, if its answer has not ended.
     """
     answer = Answer(sent_at_s=time.perf_counter())
     try:
-        async for reply in router.Generate(request, timeout=timeout_s):
-            answer.take(reply)
-            on_reply(answer, reply)
+        async with asyncio.timeout(leave_after_s):
+            async for reply in router.Generate(request, timeout=timeout_s):
+                answer.take(reply)
+                on_reply(answer, reply)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
         answer.error = answer.error or answer.broken()
+    except TimeoutError:
+        answer.left = True
     except grpc.aio.AioRpcError as error:
         answer.error = status_text(error)
     answer.e2el_ms = (time.perf_counter() - answer.sent_at_s) * 1e3

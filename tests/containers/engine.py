@@ -63,6 +63,8 @@ def dockerd(scratch: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # The engine leaves its own network namespace mounted: pytest could never remove the folder.
+            attempt(["umount", "-l", str(scratch / "exec" / "netns" / "default")])
             shutil.rmtree(scratch / "data", ignore_errors=True)  # gigabytes, which pytest would keep for three runs
 
 

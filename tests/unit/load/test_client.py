@@ -7,8 +7,10 @@ import pytest
 
 from kvrelay.load.arrival import ClosedLoop
 from kvrelay.load.client import Answer, ask
-from kvrelay.load.run import LoadRun
-from kvrelay.load.workload import HitRates, Lengths, SharedPrefixes
+from kvrelay.load.hits import HitRates, SharedPrefixes
+from kvrelay.load.lengths import Lengths
+from kvrelay.load.run import LoadOptions, LoadRun
+from kvrelay.load.target import RouterTarget
 from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 Reply = router_pb2.GenerateReply
@@ -69,7 +71,8 @@ async def asked(router: FakeRouter) -> Answer:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            return await ask(router_pb2_grpc.RouterServiceStub(channel), router_pb2.GenerateRequest(), timeout_s=5)
+            stub = router_pb2_grpc.RouterServiceStub(channel)
+            return await ask(stub, router_pb2.GenerateRequest(), timeout_s=5)
     finally:
         await server.stop(None)
 
@@ -124,10 +127,11 @@ async def test_a_later_turn_carries_the_answers_before_it() -> None:
         turns=2,
     )
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            run = LoadRun(router_pb2_grpc.RouterServiceStub(channel), router_pb2.GenerateRequest(), timeout_s=5)
-            assert await run.warm_up(ones.warm_up()) == []
-            await run.measure(ones.conversations(), ClosedLoop(1))
+        options = LoadOptions(RouterTarget(f"127.0.0.1:{port}"), ones, ClosedLoop(1), timeout_s=5)
+        async with options.target.open() as target:
+            run = LoadRun(options, target)
+            assert await run.warm_up() == []
+            await run.measure()
     finally:
         await server.stop(None)
     first, second = (list(request.token_ids.ids) for request in router.asked[-2:])

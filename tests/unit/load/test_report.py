@@ -1,71 +1,78 @@
 """Figures of a run, from records."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from kvrelay.load.report import Spread, render, summarize, write_jsonl
-from kvrelay.load.run import Record
+from kvrelay.load.record import Record
+from kvrelay.load.report.files import read_jsonl, write_jsonl
+from kvrelay.load.report.terminal import render
+from kvrelay.load.spread import Spread
+from kvrelay.load.summary import hit_rate, summarise
 
 
 def record(**changes: Any) -> Record:
     whole: dict[str, Any] = {
         "conversation": "c",
         "turn": 0,
-        "request_id": "r",
-        "ok": True,
-        "error": "",
-        "sent_s": 0.0,
+        "outcome": "ok",
         "prompt_tokens": 100,
         "output_tokens": 4,
         "pipeline": "p-md",
         "reason": "fits",
-        "hit_prefill": 0.9,
-        "hit_main": 0.5,
-        "tokens_prefill": 1,
-        "tokens_relay": 0,
-        "tokens_main": 3,
-        "ttft_ms": 100.0,
-        "ttst_ms": 110.0,
-        "tpot_ms": 10.0,
+        "cached_prefill_tokens": 90,
+        "cached_main_tokens": 50,
+        "arrived_ms": (100.0, 110.0, 120.0, 130.0),
+        "sources": "pmmm",
         "e2el_ms": 130.0,
-        "itl_ms": [10.0, 10.0, 10.0],
-        "handoff_mode": "",
-        "handoff_stall_ms": None,
-        "max_gap_ms": 10.0,
         "wan_bytes": 1_000_000,
-        "fallbacks": [],
     }
     return Record(**(whole | changes))
 
 
 def test_percentiles_are_interpolated() -> None:
-    assert Spread.of([1.0, None, 2.0, 3.0, 4.0]) == Spread(2.5, 2.5, pytest.approx(3.7), pytest.approx(3.97))
+    spread = Spread.of([1.0, None, 2.0, 3.0, 4.0])
+    assert spread is not None
+    assert (spread.count, spread.mean, spread.p50, spread.max) == (4, 2.5, 2.5, 4.0)
+    assert (spread.p90, spread.p99) == (pytest.approx(3.7), pytest.approx(3.97))
     assert Spread.of([None]) is None
 
 
 def test_failed_requests_count_as_failed_and_in_no_time() -> None:
-    summary = summarize([record(), record(ok=False, error="UNAVAILABLE: x", ttft_ms=9999.0)], 2.0)
-    assert (summary.requests, summary.failed) == (2, 1)
-    assert summary.times_ms["TTFT"] == Spread(100, 100, 100, 100)
+    summary = summarise([record(), record(outcome="failed", error="UNAVAILABLE: x", arrived_ms=(9999.0,))], 2.0)
+    assert (summary.requests, summary.ok, summary.failed) == (2, 1, 1)
+    assert (summary.times_ms["TTFT"].count, summary.times_ms["TTFT"].p99) == (1, 100.0)
     assert summary.errors == {"UNAVAILABLE: x": 1}
     assert summary.output_tokens_per_s == 2.0
 
 
 def test_hits_are_weighted_by_prompt_tokens() -> None:
-    summary = summarize([record(), record(prompt_tokens=300, hit_prefill=0.5)], 1.0)
-    assert summary.hit_prefill == pytest.approx((0.9 * 100 + 0.5 * 300) / 400)
+    records = [record(), record(prompt_tokens=300, cached_prefill_tokens=150)]
+    assert hit_rate(records, "prefill") == pytest.approx((90 + 150) / 400)
+
+
+def test_gaps_belong_to_the_stage_that_ended_them_and_the_hand_off_is_apart() -> None:
+    relayed = record(arrived_ms=(100.0, 110.0, 130.0, 135.0), sources="prmm")
+    assert relayed.itl_by_source == {"relay": [10.0], "handoff": [20.0], "main": [5.0]}
+    assert (relayed.ttft_ms, relayed.ttst_ms, relayed.max_gap_ms) == (100.0, 110.0, 20.0)
+
+
+def test_a_slow_reader_and_the_warm_up_are_in_no_time() -> None:
+    summary = summarise([record(), record(manner="slow", arrived_ms=(5e3, 6e3)), record(warm_up=True)], 1.0)
+    assert summary.requests == 2
+    assert summary.times_ms["TTFT"].count == 1
 
 
 def test_no_record_at_all_still_renders() -> None:
-    Console(quiet=True).print(render(summarize([], 0.0)))
+    Console(quiet=True).print(render(summarise([], 0.0)))
 
 
-def test_each_record_is_one_json_line(tmp_path: Path) -> None:
-    write_jsonl([record(), record(turn=1)], tmp_path / "run.jsonl")
+def test_each_record_is_one_json_line_and_comes_back(tmp_path: Path) -> None:
+    records = [record(), record(turn=1, handoff_stall_ms=4.0, timeline=(("planned", 1.0),))]
+    write_jsonl(records, tmp_path / "run.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    assert lines == [asdict(record()), asdict(record(turn=1))]
+    assert [line["ttft_ms"] for line in lines] == [100.0, 100.0]
+    assert read_jsonl(tmp_path / "run.jsonl") == records

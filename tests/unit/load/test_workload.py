@@ -1,12 +1,12 @@
 """Conversations are a pure function of the seed, and share exactly what they should."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.load.workload import FIRST_ID, HitRates, Lengths, SharedPrefixes
+from kvrelay.load.hits import HitRates, SharedPrefixes
+from kvrelay.load.ids import FIRST_ID, dice
+from kvrelay.load.lengths import Lengths
 
 
 def workload(**changes: object) -> SharedPrefixes:
@@ -58,7 +58,7 @@ def test_nothing_is_warmed_when_nothing_is_shared() -> None:
 def test_hit_rates_are_read_with_their_weights() -> None:
     hits = HitRates.parse("0.97:75,0.8:20,0:5")
     assert hits.mean == pytest.approx(0.97 * 0.75 + 0.8 * 0.2)
-    assert HitRates.parse("0.5").draw(random.Random(1)) == 0.5
+    assert HitRates.parse("0.5").draw(dice(1, "hits")) == 0.5
 
 
 @pytest.mark.parametrize("text", ["1", "1.5:3", "0.5:0", "-0.1", "x", "0.5:y", ""])

@@ -1,0 +1,1 @@
+"""Public request traces as workloads: one file a format, and what they have in common."""
