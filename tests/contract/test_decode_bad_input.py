@@ -156,10 +156,13 @@ async def test_extended_ids_beyond_the_context_are_refused(app: StageApp) -> Non
 
 async def test_a_full_queue_is_resource_exhausted_with_a_retry_hint() -> None:
     async with stage(Role.MAIN, max_running=1, max_waiting=1) as app:
-        async with leg(app, IDS, HOW) as (one, _), leg(app, IDS, HOW) as (two, _), leg(app, IDS, HOW) as (three, _):
+        # One after the other: legs that are opened at once may arrive in any order.
+        async with leg(app, IDS, HOW) as (one, _):
             await one.expect("opened")
-            await two.in_state("QUEUED")
-            assert (await three.refused())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            async with leg(app, IDS, HOW) as (two, _):
+                await two.in_state("QUEUED")
+                async with leg(app, IDS, HOW) as (three, _):
+                    assert (await three.refused())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_prompt_that_the_pool_can_never_hold_is_refused() -> None:
