@@ -63,6 +63,28 @@ def hosts() -> Iterator[Hosts]:
         run(["ip", "link", "add", *ends[:4], "type", "veth", "peer", *ends[4:]])
         for site, address in (("a", NEAR), ("b", FAR)):
             name = two.names[site]
+            # A thin cable, where the kernel has token buckets: KV comes to B later than to the relay.
+            attempt(
+                [
+                    "tc",
+                    "-n",
+                    name,
+                    *[
+                        "qdisc",
+                        "add",
+                        "dev",
+                        "wan",
+                        "root",
+                        "tbf",
+                        "rate",
+                        "20mbit",
+                        "burst",
+                        "16kb",
+                        "latency",
+                        "400ms",
+                    ],
+                ]
+            )
             run(["ip", "-n", name, "address", "add", f"{address}/24", "dev", "wan"])
             for device in ("lo", "wan"):
                 run(["ip", "-n", name, "link", "set", device, "up"])
@@ -145,10 +167,15 @@ def ask(hosts: Hosts, prompt: list[int], tokens: int, *flags: str) -> dict[str, 
 
 
 def test_two_hosts_serve_a_model_of_ones_own_token_for_token(served: Hosts, model: Path) -> None:
-    prompt = [(7 * i) % 250 for i in range(300)]
-    answer = ask(served, prompt, 60)
-    assert answer["ids"] == expected(model, prompt, 60)
-    assert answer["tokens_relay"] and answer["tokens_main"] and answer["wan_bytes"]
+    for attempts in range(6):  # where the cable is as fast as the relay's, its part is left out now and then
+        prompt = [((7 + attempts) * i) % 250 for i in range(300)]
+        answer = ask(served, prompt, 120)
+        assert answer["ids"] == expected(model, prompt, 120)
+        assert answer["tokens_main"] and answer["wan_bytes"]
+        assert answer["tokens_relay"] or answer["fallbacks"] == ["relay_skipped"]
+        if answer["tokens_relay"]:
+            break
+    assert answer["tokens_relay"]
 
 
 def test_only_the_ports_of_the_guide_are_open(served: Hosts) -> None:
