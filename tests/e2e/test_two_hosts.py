@@ -64,27 +64,8 @@ def hosts() -> Iterator[Hosts]:
         for site, address in (("a", NEAR), ("b", FAR)):
             name = two.names[site]
             # A thin cable, where the kernel has token buckets: KV comes to B later than to the relay.
-            attempt(
-                [
-                    "tc",
-                    "-n",
-                    name,
-                    *[
-                        "qdisc",
-                        "add",
-                        "dev",
-                        "wan",
-                        "root",
-                        "tbf",
-                        "rate",
-                        "20mbit",
-                        "burst",
-                        "16kb",
-                        "latency",
-                        "400ms",
-                    ],
-                ]
-            )
+            bucket = ("rate", "20mbit", "burst", "16kb", "latency", "400ms")
+            attempt(["tc", "-n", name, "qdisc", "add", "dev", "wan", "root", "tbf", *bucket])
             run(["ip", "-n", name, "address", "add", f"{address}/24", "dev", "wan"])
             for device in ("lo", "wan"):
                 run(["ip", "-n", name, "link", "set", device, "up"])
