@@ -78,6 +78,11 @@ class KvPool:
             return self._host[start:end].toreadonly()
         return self._bytes[start:end].cpu().numpy().data.toreadonly()
 
+    def view(self, block_id: int) -> memoryview | None:
+        """A block's bytes in the pool itself, to be written from any thread; None if the pool is not in host memory."""
+        start, end = self._span(block_id, 0, self.block_bytes)
+        return None if self._host is None else self._host[start:end]
+
     def _span(self, block_id: int, offset: int, length: int) -> tuple[int, int]:
         if not 0 <= block_id < self.blocks or offset < 0 or offset + length > self.block_bytes:
             size = f"{self.blocks} blocks of {self.block_bytes} bytes"

@@ -1,6 +1,6 @@
 """Which of a prompt's blocks are at the receiver. Pure bookkeeping: touches no pool and no lane."""
 
-from kvrelay.transfer.frames import Coverage, ranges_of
+from kvrelay.transfer.frames import Coverage, Span, ranges_of
 from kvrelay.types import BlockRange
 
 
@@ -19,6 +19,8 @@ class Arrivals:
         self._block_bytes = block_bytes
         self._whole = set(range(have))
         self._partial: dict[int, Coverage] = {}
+        self._claims: set[Span] = set()
+        """Disjoint; being written in place, unchecked as yet."""
 
     @property
     def complete(self) -> bool:
@@ -32,6 +34,28 @@ class Arrivals:
     def missing(self) -> tuple[BlockRange, ...]:
         """Blocks that are not complete."""
         return ranges_of(b for b in range(self.leading, self.blocks) if b not in self._whole)
+
+    def claim(self, block: int, offset: int, length: int) -> bool:
+        """Takes a span to be written in place, before its checksum is known; whether it may be.
+
+        Nothing that has come or is claimed may lie in it: a damaged frame must not spoil what is good. The claim is
+        given up by `unclaim`, and then either by `add` or not at all.
+        """
+        partial = self._partial.get(block)
+        if self.is_whole(block) or self.claimed(block, offset, length):
+            return False
+        if partial is not None and partial.touches(offset, length):
+            return False
+        self._claims.add(Span(block, offset, length))
+        return True
+
+    def unclaim(self, block: int, offset: int, length: int) -> None:
+        """Gives a claim up."""
+        self._claims.remove(Span(block, offset, length))
+
+    def claimed(self, block: int, offset: int, length: int) -> bool:
+        """A claim touches these bytes."""
+        return any(c.block == block and c.offset < offset + length and offset < c.end for c in self._claims)
 
     def add(self, block: int, offset: int, length: int) -> bool:
         """Bytes [offset, offset + length) of `block` are in place; whether that completed the block."""

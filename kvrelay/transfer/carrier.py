@@ -14,8 +14,12 @@ class KvBytes(Protocol):
         """The block's bytes: a view of them on a CPU, a copy elsewhere."""
         ...
 
-    def write(self, block_id: int, offset: int, payload: bytes) -> None:
+    def write(self, block_id: int, offset: int, payload: bytes | memoryview) -> None:
         """Copies `payload` into the block from byte `offset` on, before it returns."""
+        ...
+
+    def view(self, block_id: int) -> memoryview | None:
+        """The block's bytes, to be written in place; None where that cannot be."""
         ...
 
 
@@ -33,11 +37,13 @@ class Offer:
     """The receiver's, as the router knew it."""
     lane: int
     """0 is the transfer's first."""
+    bulk: bool = False
+    """The sender can send frames through a `BulkDoor`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A piece of one block."""
+    """A piece of one block. A sender's payload may be a view of the pool, good until `Lane.send` returns."""
 
     transfer_id: str
     block: int
@@ -45,7 +51,19 @@ class Frame:
     offset: int
     """Of the payload, in bytes of the block."""
     crc32c: int
-    payload: bytes = field(repr=False)
+    payload: bytes | memoryview = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkDoor:
+    """Where a lane's frames may go instead of on its stream."""
+
+    address: str
+    """host:port."""
+    lane: int
+    """The receiver's number of the lane."""
+    token: bytes = field(repr=False)
+    """Good for one attachment, while the lane lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +72,7 @@ class Missing:
 
     ranges: tuple[BlockRange, ...]
     bytes: int
+    door: BulkDoor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 from kvrelay.types import BlockRange
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Of one frame, at most."""
+_CHECKSUM_BYTES = 32 * 1024
 
 
 class Span(NamedTuple):
@@ -24,9 +26,15 @@ class Span(NamedTuple):
         return self.offset + self.length
 
 
-def checksum(payload: bytes) -> int:
-    """CRC-32C of `payload`."""
-    return int(google_crc32c.value(payload))
+def checksum(payload: bytes | memoryview, before: int = 0) -> int:
+    """CRC-32C of `payload`; with `before`, that of what lies before it, of both together. Copies nothing.
+
+    In pieces: the library reads three places at once, which is fast only as long as all are in the processor's cache.
+    """
+    array = np.frombuffer(payload, np.uint8)  # as such: the library takes no memoryview
+    for start in range(0, len(array), _CHECKSUM_BYTES):
+        before = google_crc32c.extend(before, array[start : start + _CHECKSUM_BYTES])
+    return int(before)
 
 
 def spans_of(block: int, block_bytes: int, frame_bytes: int) -> Iterator[Span]:
@@ -66,6 +74,10 @@ class Coverage:
             else:
                 start, end = min(start, run[0]), max(end, run[1])
         self._runs = sorted([*apart, (start, end)])
+
+    def touches(self, offset: int, length: int) -> bool:
+        """Some of bytes [offset, offset + length) have come."""
+        return any(start < offset + length and offset < end for start, end in self._runs)
 
     @property
     def complete(self) -> bool:

@@ -49,9 +49,9 @@ class Link:
         return sum(entry.outbox.remaining_bytes for entry in self._entries)
 
     @property
-    def pushes(self) -> int:
-        """Under way."""
-        return len(self._entries)
+    def pushes(self) -> tuple[int, ...]:
+        """What each that is under way has left, least first."""
+        return tuple(sorted(entry.outbox.remaining_bytes for entry in self._entries))
 
     def join(self, entry: Entry) -> None:
         """A push starts."""

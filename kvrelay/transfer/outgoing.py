@@ -190,7 +190,7 @@ class OutgoingTransfer:
                 span = await slot.next()
                 if span.block != held:
                     held, block = span.block, self._pool.read(block_ids[span.block])
-                payload = bytes(block[span.offset : span.end])
+                payload = block[span.offset : span.end]
                 sent = await lane.send(Frame(transfer_id, span.block, span.offset, checksum(payload), payload))
                 self._wire_bytes += sent
                 self._stats.wire_bytes += sent

@@ -3,11 +3,11 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Self
+from typing import Protocol, Self
 
 from kvrelay.errors import LayoutMismatch, ProtocolViolation
 from kvrelay.transfer.arrivals import Arrivals
-from kvrelay.transfer.carrier import Committed, Ended, EndReason, KvBytes, Offer
+from kvrelay.transfer.carrier import BulkDoor, Committed, Ended, EndReason, KvBytes, Offer
 from kvrelay.transfer.receiving import ReceivingLane
 from kvrelay.transfer.stats import ReceiverStats
 from kvrelay.types import LayoutFingerprint
@@ -78,16 +78,38 @@ class IncomingTransfer:
         return None if self.live else Ended(EndReason.RELEASED)
 
 
+class Doors(Protocol):
+    """Another way in for frames."""
+
+    def open(self, lane: ReceivingLane) -> BulkDoor:
+        """Lets the lane's frames in, until `shut`."""
+        ...
+
+    def shut(self, lane: ReceivingLane) -> None:
+        """No more of them. Idempotent, also for a lane that has no door."""
+        ...
+
+
 class KvReceiver:
     """All transfers into one stage's pool.
 
     `epoch`: of this process. `offer_wait_s`: how long an Offer that no leg has announced or expects is parked.
+    `doors`: another way in for frames, offered to senders that can use it.
     """
 
-    def __init__(self, pool: KvBytes, layout: LayoutFingerprint, *, epoch: int, offer_wait_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        pool: KvBytes,
+        layout: LayoutFingerprint,
+        *,
+        epoch: int,
+        offer_wait_s: float = 10.0,
+        doors: Doors | None = None,
+    ) -> None:
         self.pool = pool
         self.layout = layout
         self.epoch = epoch
+        self.doors = doors
         self.stats = ReceiverStats()
         self._offer_wait_s = offer_wait_s
         self._announced: set[str] = set()

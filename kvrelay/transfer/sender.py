@@ -43,7 +43,7 @@ class KvSender:
         self._layout = layout
         self._connections = connections
         self._resume_wait_s = resume_wait_s
-        self._frame_bytes = frame_bytes
+        self._frame_bytes = min(frame_bytes, layout.block_bytes)
         self._carrier = carrier
         self._links: dict[tuple[str, str], Link] = {}
         self._pushes: dict[asyncio.Task[None], OutgoingTransfer] = {}
@@ -90,7 +90,7 @@ class KvSender:
 
     def links(self) -> list[LinkLoad]:
         """Every peer with its measured goodput and the bytes still to be acknowledged."""
-        return [LinkLoad(link.peer, link.window.goodput, link.pending_bytes) for link in self._links.values()]
+        return [LinkLoad(x.peer, x.window.goodput, x.pending_bytes, x.pushes) for x in self._links.values()]
 
     def leftovers(self) -> dict[str, int]:
         """What is still held, by kind; all zero when idle."""

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 MIN_WINDOW_BYTES = 512 * 1024
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
+LEAST_QUEUE_S = 0.05
+"""On a thin link the least window is only so long: a small push waits behind what is under way, whatever its turn."""
 LONGEST_QUEUE_S = 2.0
-"""On a very thin link less than the least window: keep-alive pings wait behind what is under way, 5 s at most."""
+"""On a very thin link the most: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
 _FORGET_S = 1.0
@@ -30,7 +32,7 @@ class Flight:
 
 
 class Window:
-    """clamp(2 x rate x least round trip + 2 frames, 512 KiB, 16 MiB), shared by all pushes to a peer.
+    """2 x rate x least round trip + 2 frames, within bounds of bytes and of seconds, shared by all pushes to a peer.
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
     over that time; samples from a link that had too little to send count only if they are higher.
@@ -63,8 +65,9 @@ class Window:
         if self.round_trip_s is None:
             return MIN_WINDOW_BYTES
         wanted = 2 * self.rate * self.round_trip_s + 2 * self.frame_bytes
-        least = min(MIN_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
-        return int(min(max(wanted, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES) if least == MIN_WINDOW_BYTES else least)
+        least = min(MIN_WINDOW_BYTES, self.rate * LEAST_QUEUE_S)
+        most = min(MAX_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
+        return int(min(max(wanted, least), most))
 
     def admits(self, size: int, now: float) -> bool:
         """A frame of `size` bytes may leave now."""

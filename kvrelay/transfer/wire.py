@@ -2,7 +2,7 @@
 
 from kvrelay.proto.v1 import common_pb2, kv_pb2
 from kvrelay.rpc.convert import layout_from_proto, layout_to_proto
-from kvrelay.transfer.carrier import Ack, Committed, Ended, EndReason, Frame, Missing, Offer, Reply
+from kvrelay.transfer.carrier import Ack, BulkDoor, Committed, Ended, EndReason, Frame, Missing, Offer, Reply
 from kvrelay.types import BlockRange
 
 GRPC_PREFIX_BYTES = 5
@@ -27,6 +27,7 @@ def write_offer(offer: Offer) -> kv_pb2.PushRequest:
             block_bytes=offer.block_bytes,
             epoch=offer.epoch,
             lane=offer.lane,
+            bulk=offer.bulk,
         )
     )
 
@@ -41,6 +42,7 @@ def read_offer(message: kv_pb2.Offer) -> Offer:
         block_bytes=message.block_bytes,
         epoch=message.epoch,
         lane=message.lane,
+        bulk=message.bulk,
     )
 
 
@@ -52,7 +54,7 @@ def write_frame(frame: Frame) -> kv_pb2.PushRequest:
             block=frame.block,
             offset=frame.offset,
             crc32c=frame.crc32c,
-            payload=frame.payload,
+            payload=bytes(frame.payload),
         )
     )
 
@@ -65,9 +67,10 @@ def read_frame(message: kv_pb2.Frame) -> Frame:
 def write_reply(reply: Reply) -> kv_pb2.PushReply:
     """Any reply of the receiver."""
     match reply:
-        case Missing(ranges, size):
+        case Missing(ranges, size, door):
             pairs = [common_pb2.BlockRange(first=r.first, end=r.end) for r in ranges]
-            return kv_pb2.PushReply(missing=kv_pb2.Missing(ranges=pairs, bytes=size))
+            way = None if door is None else kv_pb2.BulkDoor(address=door.address, lane=door.lane, token=door.token)
+            return kv_pb2.PushReply(missing=kv_pb2.Missing(ranges=pairs, bytes=size, door=way))
         case Ack(payload_bytes):
             return kv_pb2.PushReply(ack=kv_pb2.Ack(payload_bytes=payload_bytes))
         case Committed(blocks, received):
@@ -80,8 +83,11 @@ def read_reply(message: kv_pb2.PushReply) -> Reply:
     """The inverse of `write_reply`. ValueError for a message that says nothing known."""
     match message.WhichOneof("message"):
         case "missing":
-            ranges = tuple(BlockRange(r.first, r.end) for r in message.missing.ranges)
-            return Missing(ranges, message.missing.bytes)
+            missing = message.missing
+            ranges = tuple(BlockRange(r.first, r.end) for r in missing.ranges)
+            way = missing.door if missing.HasField("door") else None
+            door = None if way is None else BulkDoor(way.address, way.lane, way.token)
+            return Missing(ranges, missing.bytes, door)
         case "ack":
             return Ack(message.ack.payload_bytes)
         case "committed":

@@ -125,12 +125,12 @@ async def test_either_side_may_let_go_during_an_outage(carrier: str, side: str) 
             push.cancel()
             assert (await push.done()).outcome is PushOutcome.ENDED
         incoming.end()
-        written = len(rig.pool.written)
+        before = bytes(rig.pool.bytes)
         if side == "receiver":
             await set_outage(rig, Outage.NONE)
             result = await push.done()
             assert (result.outcome, result.detail) == (PushOutcome.ENDED, "released")
-        assert len(rig.pool.written) == written
+        assert rig.pool.bytes == before
 
 
 async def test_the_end_of_a_leg_stops_its_push_within_a_window(carrier: str) -> None:
@@ -180,7 +180,7 @@ async def test_a_link_that_was_idle_serves_the_next_push_at_once(carrier: str) -
         # Offer, Missing, frames, Committed: two round trips, and none for connecting.
         assert 0.08 <= took < 0.16
         assert rig.wan is not None
-        assert rig.wan.connections == 1
+        assert rig.wan.connections == (1 if rig.receiver.doors is None else 2)
 
 
 @pytest.mark.slow

@@ -57,6 +57,7 @@ class Offer(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
+    BULK_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     request_id: _builtins.str
     blocks: _builtins.int
@@ -66,6 +67,8 @@ class Offer(_message.Message):
     """the receiver's, as known to the router"""
     lane: _builtins.int
     """0 is the transfer's first stream"""
+    bulk: _builtins.bool
+    """frames could come over a bulk connection, if the receiver has a door for them"""
     @_builtins.property
     def layout(self) -> _common_pb2.LayoutFingerprint: ...
     def __init__(
@@ -78,10 +81,11 @@ class Offer(_message.Message):
         block_bytes: _builtins.int = ...,
         epoch: _builtins.int = ...,
         lane: _builtins.int = ...,
+        bulk: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks", b"blocks", "epoch", b"epoch", "lane", b"lane", "layout", b"layout", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks", b"blocks", "bulk", b"bulk", "epoch", b"epoch", "lane", b"lane", "layout", b"layout", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,22 +167,169 @@ class Missing(_message.Message):
 
     RANGES_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    DOOR_FIELD_NUMBER: _builtins.int
     bytes: _builtins.int
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockRange]: ...
+    @_builtins.property
+    def door(self) -> Global___BulkDoor:
+        """unset: frames come on this stream"""
+
     def __init__(
         self,
         *,
         ranges: _abc.Iterable[_common_pb2.BlockRange] | None = ...,
         bytes: _builtins.int = ...,
+        door: Global___BulkDoor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["door", b"door"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "door", b"door", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Missing: _TypeAlias = Missing  # noqa: Y015
+
+@_typing.final
+class BulkDoor(_message.Message):
+    """Where this lane's frames may go instead of on its stream. All else stays on the stream, acks excepted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port"""
+    lane: _builtins.int
+    """the receiver's number of this lane"""
+    token: _builtins.bytes
+    """good for one BulkAttach, while the lane lives"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        lane: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "lane", b"lane", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkDoor: _TypeAlias = BulkDoor  # noqa: Y015
+
+@_typing.final
+class BulkMessage(_message.Message):
+    """A bulk connection is plain TCP, kept open, for any number of lanes at once. Each message stands behind its length (two bytes,
+    big-endian, at most 1024); a frame's payload follows its message as it is. Anything else closes the connection.
+
+    From the sender.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACH_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    DETACH_FIELD_NUMBER: _builtins.int
+    detach: _builtins.int
+    """no more frames of this lane come on this connection"""
+    @_builtins.property
+    def attach(self) -> Global___BulkAttach: ...
+    @_builtins.property
+    def frame(self) -> Global___BulkFrame: ...
+    def __init__(
+        self,
+        *,
+        attach: Global___BulkAttach | None = ...,
+        frame: Global___BulkFrame | None = ...,
+        detach: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "frame", "detach"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___BulkMessage: _TypeAlias = BulkMessage  # noqa: Y015
+
+@_typing.final
+class BulkAttach(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    lane: _builtins.int
+    token: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        lane: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkAttach: _TypeAlias = BulkAttach  # noqa: Y015
+
+@_typing.final
+class BulkFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    lane: _builtins.int
+    payload_bytes: _builtins.int
+    """that follow"""
+    @_builtins.property
+    def frame(self) -> Global___Frame:
+        """without its payload"""
+
+    def __init__(
+        self,
+        *,
+        lane: _builtins.int = ...,
+        frame: Global___Frame | None = ...,
+        payload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "lane", b"lane", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkFrame: _TypeAlias = BulkFrame  # noqa: Y015
+
+@_typing.final
+class BulkAck(_message.Message):
+    """From the receiver: the lane's Ack."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    lane: _builtins.int
+    payload_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        lane: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkAck: _TypeAlias = BulkAck  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):

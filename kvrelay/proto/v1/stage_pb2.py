@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvrelay.proto.v1 import common_pb2 as kvrelay_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvrelay/proto/v1/stage.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x94\x03\n\tStageInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.kvrelay.proto.v1.Role\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x11\n\ttokenizer\x18\x07 \x01(\t\x12\x33\n\x06layout\x18\x08 \x01(\x0b\x32#.kvrelay.proto.v1.LayoutFingerprint\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x18\n\x10max_model_tokens\x18\n \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x04\x12\x13\n\x0bpool_blocks\x18\x0c \x01(\r\x12\x13\n\x0bmax_running\x18\r \x01(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x0c\n\x04pace\x18\x10 \x01(\t\x12\x0f\n\x07version\x18\x11 \x01(\t\x12\x14\n\x0cprefix_cache\x18\x12 \x01(\x08\"\x12\n\x10WatchLoadRequest\"N\n\nLinkReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x1b\n\x13goodput_bytes_per_s\x18\x02 \x01(\x01\x12\x15\n\rpending_bytes\x18\x03 \x01(\x04\"\xc9\x02\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x15\n\rqueued_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07step_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12+\n\x05links\x18\x0b \x03(\x0b\x32\x1c.kvrelay.proto.v1.LinkReport\x12\x17\n\x0findex_connected\x18\x0c \x01(\x08\x12\r\n\x05steps\x18\r \x01(\x04\x12\x15\n\rsteps_overrun\x18\x0e \x01(\x04\"\x13\n\x11\x46lushCacheRequest\"!\n\x0f\x46lushCacheReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply2\xc8\x02\n\x0cStageService\x12J\n\x08\x44\x65scribe\x12!.kvrelay.proto.v1.DescribeRequest\x1a\x1b.kvrelay.proto.v1.StageInfo\x12O\n\tWatchLoad\x12\".kvrelay.proto.v1.WatchLoadRequest\x1a\x1c.kvrelay.proto.v1.LoadReport0\x01\x12T\n\nFlushCache\x12#.kvrelay.proto.v1.FlushCacheRequest\x1a!.kvrelay.proto.v1.FlushCacheReply\x12\x45\n\x05\x44rain\x12\x1e.kvrelay.proto.v1.DrainRequest\x1a\x1c.kvrelay.proto.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvrelay/proto/v1/stage.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"\x11\n\x0f\x44\x65scribeRequest\"\x94\x03\n\tStageInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.kvrelay.proto.v1.Role\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x11\n\ttokenizer\x18\x07 \x01(\t\x12\x33\n\x06layout\x18\x08 \x01(\x0b\x32#.kvrelay.proto.v1.LayoutFingerprint\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x18\n\x10max_model_tokens\x18\n \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0b \x01(\x04\x12\x13\n\x0bpool_blocks\x18\x0c \x01(\r\x12\x13\n\x0bmax_running\x18\r \x01(\r\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x0c\n\x04pace\x18\x10 \x01(\t\x12\x0f\n\x07version\x18\x11 \x01(\t\x12\x14\n\x0cprefix_cache\x18\x12 \x01(\x08\"\x12\n\x10WatchLoadRequest\"^\n\nLinkReport\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x1b\n\x13goodput_bytes_per_s\x18\x02 \x01(\x01\x12\x15\n\rpending_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06pushes\x18\x04 \x03(\x04\"\xe2\x02\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x13\n\x0bmax_running\x18\x03 \x01(\r\x12\x14\n\x0c\x62locks_total\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x15\n\rblocks_cached\x18\x06 \x01(\r\x12\x15\n\rqueued_tokens\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07step_ms\x18\t \x01(\x01\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12+\n\x05links\x18\x0b \x03(\x0b\x32\x1c.kvrelay.proto.v1.LinkReport\x12\x17\n\x0findex_connected\x18\x0c \x01(\x08\x12\r\n\x05steps\x18\r \x01(\x04\x12\x15\n\rsteps_overrun\x18\x0e \x01(\x04\x12\x17\n\x0fprefill_step_ms\x18\x0f \x01(\x01\"\x13\n\x11\x46lushCacheRequest\"!\n\x0f\x46lushCacheReply\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply2\xc8\x02\n\x0cStageService\x12J\n\x08\x44\x65scribe\x12!.kvrelay.proto.v1.DescribeRequest\x1a\x1b.kvrelay.proto.v1.StageInfo\x12O\n\tWatchLoad\x12\".kvrelay.proto.v1.WatchLoadRequest\x1a\x1c.kvrelay.proto.v1.LoadReport0\x01\x12T\n\nFlushCache\x12#.kvrelay.proto.v1.FlushCacheRequest\x1a!.kvrelay.proto.v1.FlushCacheReply\x12\x45\n\x05\x44rain\x12\x1e.kvrelay.proto.v1.DrainRequest\x1a\x1c.kvrelay.proto.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,17 +39,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHLOADREQUEST']._serialized_start=507
   _globals['_WATCHLOADREQUEST']._serialized_end=525
   _globals['_LINKREPORT']._serialized_start=527
-  _globals['_LINKREPORT']._serialized_end=605
-  _globals['_LOADREPORT']._serialized_start=608
-  _globals['_LOADREPORT']._serialized_end=937
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=939
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=958
-  _globals['_FLUSHCACHEREPLY']._serialized_start=960
-  _globals['_FLUSHCACHEREPLY']._serialized_end=993
-  _globals['_DRAINREQUEST']._serialized_start=995
-  _globals['_DRAINREQUEST']._serialized_end=1009
-  _globals['_DRAINREPLY']._serialized_start=1011
-  _globals['_DRAINREPLY']._serialized_end=1023
-  _globals['_STAGESERVICE']._serialized_start=1026
-  _globals['_STAGESERVICE']._serialized_end=1354
+  _globals['_LINKREPORT']._serialized_end=621
+  _globals['_LOADREPORT']._serialized_start=624
+  _globals['_LOADREPORT']._serialized_end=978
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=980
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=999
+  _globals['_FLUSHCACHEREPLY']._serialized_start=1001
+  _globals['_FLUSHCACHEREPLY']._serialized_end=1034
+  _globals['_DRAINREQUEST']._serialized_start=1036
+  _globals['_DRAINREQUEST']._serialized_end=1050
+  _globals['_DRAINREPLY']._serialized_start=1052
+  _globals['_DRAINREPLY']._serialized_end=1064
+  _globals['_STAGESERVICE']._serialized_start=1067
+  _globals['_STAGESERVICE']._serialized_end=1395
 # @@protoc_insertion_point(module_scope)

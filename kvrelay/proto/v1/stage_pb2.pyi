@@ -133,22 +133,28 @@ class LinkReport(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     GOODPUT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    PUSHES_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """instance id"""
     goodput_bytes_per_s: _builtins.float
     """measured; 0 = nothing measured yet"""
     pending_bytes: _builtins.int
     """offered and not yet acknowledged"""
+    @_builtins.property
+    def pushes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """what each push under way has left, least first (that is their order)"""
+
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         goodput_bytes_per_s: _builtins.float = ...,
         pending_bytes: _builtins.int = ...,
+        pushes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodput_bytes_per_s", b"goodput_bytes_per_s", "peer", b"peer", "pending_bytes", b"pending_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodput_bytes_per_s", b"goodput_bytes_per_s", "peer", b"peer", "pending_bytes", b"pending_bytes", "pushes", b"pushes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +178,7 @@ class LoadReport(_message.Message):
     INDEX_CONNECTED_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     STEPS_OVERRUN_FIELD_NUMBER: _builtins.int
+    PREFILL_STEP_MS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     max_running: _builtins.int
@@ -183,7 +190,7 @@ class LoadReport(_message.Message):
     queued_tokens: _builtins.int
     """still to be computed by prefill and extend"""
     prefill_tokens_per_s: _builtins.float
-    """recent; 0 = nothing measured yet"""
+    """recent, of large chunks; 0 = nothing measured yet"""
     step_ms: _builtins.float
     """recent mean decode step"""
     draining: _builtins.bool
@@ -191,6 +198,8 @@ class LoadReport(_message.Message):
     steps: _builtins.int
     steps_overrun: _builtins.int
     """paced steps that took longer than their pace"""
+    prefill_step_ms: _builtins.float
+    """what a prompt takes longer than its tokens at prefill_tokens_per_s"""
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport]: ...
     def __init__(
@@ -210,10 +219,11 @@ class LoadReport(_message.Message):
         index_connected: _builtins.bool = ...,
         steps: _builtins.int = ...,
         steps_overrun: _builtins.int = ...,
+        prefill_step_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "draining", b"draining", "index_connected", b"index_connected", "links", b"links", "max_running", b"max_running", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_tokens", b"queued_tokens", "running", b"running", "step_ms", b"step_ms", "steps", b"steps", "steps_overrun", b"steps_overrun", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_total", b"blocks_total", "draining", b"draining", "index_connected", b"index_connected", "links", b"links", "max_running", b"max_running", "prefill_step_ms", b"prefill_step_ms", "prefill_tokens_per_s", b"prefill_tokens_per_s", "queued_tokens", b"queued_tokens", "running", b"running", "step_ms", b"step_ms", "steps", b"steps", "steps_overrun", b"steps_overrun", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,8 @@ import grpc
 
 from kvrelay.proto.v1 import kv_pb2_grpc
 from kvrelay.rpc.server import grpc_server
+from kvrelay.transfer.bulk_carrier import BulkCarriers
+from kvrelay.transfer.bulk_server import BulkServer, bulk_server
 from kvrelay.transfer.carrier import Carrier, CarrierFactory, Frame, Lane, Offer, Reply
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.grpc_carrier import GrpcCarrier
@@ -39,23 +41,40 @@ def layout_of(block_kib: int) -> LayoutFingerprint:
 class FakePool:
     """Blocks of bytes, and a record of what was written."""
 
-    def __init__(self, layout: LayoutFingerprint, blocks: int) -> None:
+    def __init__(self, layout: LayoutFingerprint, blocks: int, *, in_place: bool = False) -> None:
+        self.in_place = in_place
+        """Its blocks may be written in place, which `written` does not record."""
         self.block_bytes = layout.block_bytes
         self.bytes = bytearray(blocks * self.block_bytes)
         self.written: list[tuple[int, int, int]] = []
+
+    @property
+    def touched(self) -> set[int]:
+        """Blocks that hold anything."""
+        size = self.block_bytes
+        return {i for i in range(len(self.bytes) // size) if any(self.bytes[i * size : (i + 1) * size])}
 
     def read(self, block_id: int) -> memoryview:
         start = block_id * self.block_bytes
         return memoryview(self.bytes)[start : start + self.block_bytes].toreadonly()
 
-    def write(self, block_id: int, offset: int, payload: bytes) -> None:
+    def write(self, block_id: int, offset: int, payload: bytes | memoryview) -> None:
         start = block_id * self.block_bytes + offset
         self.bytes[start : start + len(payload)] = payload
         self.written.append((block_id, offset, len(payload)))
 
+    def view(self, block_id: int) -> memoryview | None:
+        if not self.in_place:
+            return None
+        start = block_id * self.block_bytes
+        return memoryview(self.bytes)[start : start + self.block_bytes]
+
 
 class CarrierKind(Protocol):
     """One carrier under test: its server end, and its client end."""
+
+    in_place: bool
+    """Frames are received into the pool itself."""
 
     def serve(self, receiver: KvReceiver) -> Any:
         """Async context manager -> host:port."""
@@ -66,6 +85,8 @@ class CarrierKind(Protocol):
 
 class GrpcKind:
     """Frames on the Push stream."""
+
+    in_place = False
 
     @asynccontextmanager
     async def serve(self, receiver: KvReceiver) -> AsyncIterator[str]:
@@ -79,7 +100,27 @@ class GrpcKind:
         return GrpcCarrier
 
 
-CARRIERS: dict[str, CarrierKind] = {"grpc": GrpcKind()}
+class BulkKind(GrpcKind):
+    """Frames on bulk connections."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.in_place = in_place
+
+    @asynccontextmanager
+    async def serve(self, receiver: KvReceiver) -> AsyncIterator[str]:
+        async with bulk_server("127.0.0.1:0") as bulk, super().serve(receiver) as address:
+            receiver.doors = bulk
+            yield address
+
+    def factory(self) -> CarrierFactory:
+        return BulkCarriers()
+
+
+CARRIERS: dict[str, CarrierKind] = {
+    "grpc": GrpcKind(),
+    "bulk": BulkKind(in_place=True),
+    "bulk-staged": BulkKind(in_place=False),
+}
 
 
 class MeddledLane:
@@ -172,9 +213,9 @@ async def rigged(
     layout = layout_of(block_kib)
     source = FakePool(layout, blocks)
     source.bytes[:] = os.urandom(len(source.bytes))
-    pool = FakePool(layout, blocks)
-    receiver = KvReceiver(pool, layout, epoch=EPOCH, offer_wait_s=offer_wait_s)
     kind = CARRIERS[carrier]
+    pool = FakePool(layout, blocks, in_place=kind.in_place)
+    receiver = KvReceiver(pool, layout, epoch=EPOCH, offer_wait_s=offer_wait_s)
     watch = Watched(kind.factory(), meddle)
     async with AsyncExitStack() as stack:
         serving = await stack.enter_async_context(AsyncExitStack())
@@ -182,6 +223,8 @@ async def rigged(
         emulator = await stack.enter_async_context(wan_emulator(wan)) if wan is not None else None
         if emulator is not None:
             address = await emulator.map_target(address, "b")
+            if isinstance(receiver.doors, BulkServer):
+                receiver.doors.advertised = await emulator.map_target(receiver.doors.address, "b")
         sender = await stack.enter_async_context(KvSender(source, layout, carrier=watch, **options))
         rig = Rig(layout, source, pool, receiver, sender, watch, address, emulator, blocks, serving.aclose)
         yield rig

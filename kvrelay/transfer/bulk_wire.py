@@ -1,0 +1,82 @@
+"""What goes over a bulk connection, to and from bytes: each message behind its length. Knows no socket, no transfer."""
+
+from google.protobuf.message import DecodeError
+
+from kvrelay.proto.v1 import kv_pb2
+from kvrelay.transfer.carrier import Frame
+
+LENGTH_BYTES = 2
+"""Before each message, big-endian."""
+MAX_MESSAGE_BYTES = 1024
+"""Without a frame's payload."""
+
+
+class BadMessage(Exception):
+    """Not what this protocol allows: the connection is of no more use."""
+
+
+def attach(lane: int, token: bytes) -> bytes:
+    """The first message of a lane on a connection."""
+    return _measured(kv_pb2.BulkMessage(attach=kv_pb2.BulkAttach(lane=lane, token=token)))
+
+
+def detach(lane: int) -> bytes:
+    """The last message of a lane on a connection."""
+    return _measured(kv_pb2.BulkMessage(detach=lane))
+
+
+def frame_header(lane: int, frame: Frame) -> bytes:
+    """What goes before a frame's payload."""
+    about = kv_pb2.Frame(transfer_id=frame.transfer_id, block=frame.block, offset=frame.offset, crc32c=frame.crc32c)
+    return _measured(
+        kv_pb2.BulkMessage(frame=kv_pb2.BulkFrame(lane=lane, frame=about, payload_bytes=len(frame.payload)))
+    )
+
+
+def ack(lane: int, payload_bytes: int) -> bytes:
+    """An acknowledgement."""
+    return _measured(kv_pb2.BulkAck(lane=lane, payload_bytes=payload_bytes))
+
+
+def message_length(data: memoryview) -> int | None:
+    """Length of the message at the beginning of `data`, its own two bytes not counted; None: too few bytes to tell.
+
+    BadMessage: longer than is allowed.
+    """
+    if len(data) < LENGTH_BYTES:
+        return None
+    length = int.from_bytes(data[:LENGTH_BYTES], "big")
+    if length > MAX_MESSAGE_BYTES:
+        raise BadMessage(f"a message of {length} bytes")
+    return length
+
+
+def read_message(data: memoryview) -> kv_pb2.BulkMessage:
+    """A sender's message, without its length. BadMessage: it is none."""
+    try:
+        return kv_pb2.BulkMessage.FromString(bytes(data))
+    except DecodeError as error:
+        raise BadMessage("no message") from error
+
+
+def read_acks(data: bytearray) -> list[kv_pb2.BulkAck]:
+    """Takes all whole acknowledgements from the beginning of `data`. BadMessage: something else is there."""
+    acks: list[kv_pb2.BulkAck] = []
+    at = 0
+    with memoryview(data) as view:
+        while (length := message_length(view[at:])) is not None and len(data) >= at + LENGTH_BYTES + length:
+            at += LENGTH_BYTES
+            try:
+                acks.append(kv_pb2.BulkAck.FromString(bytes(view[at : at + length])))
+            except DecodeError as error:
+                raise BadMessage("no acknowledgement") from error
+            at += length
+    del data[:at]
+    return acks
+
+
+def _measured(message: kv_pb2.BulkMessage | kv_pb2.BulkAck) -> bytes:
+    body = message.SerializeToString()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise BadMessage(f"a message of {len(body)} bytes, of {MAX_MESSAGE_BYTES} at most")
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body

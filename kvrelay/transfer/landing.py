@@ -1,0 +1,73 @@
+"""One frame's payload on its way from a socket into the pool. Decides anew, for every read, where it may go."""
+
+from typing import TYPE_CHECKING
+
+from kvrelay.transfer.carrier import Frame
+from kvrelay.transfer.frames import checksum
+
+if TYPE_CHECKING:
+    from kvrelay.transfer.receiving import ReceivingLane
+
+READ_BYTES = 256 * 1024
+"""Into the pool at once, at most: what has come is still in the processor's cache when its checksum is taken."""
+
+
+class Landing:
+    """`buffer` and `came` in turn until `whole`, then `finish`; or `abandon`, at any time.
+
+    `frame`: without payload. `place`: its bytes in the pool, claimed by the lane; None: it goes to `staging`, to be
+    copied when its checksum is known. `staging` takes all of it if it is `wanted`, else what must be thrown away.
+    """
+
+    def __init__(
+        self,
+        lane: "ReceivingLane",
+        frame: Frame,
+        length: int,
+        *,
+        place: memoryview | None,
+        wanted: bool,
+        staging: memoryview,
+    ) -> None:
+        self.frame = frame
+        self.length = length
+        self.in_place = place is not None
+        self._lane = lane
+        self._into = place if place is not None else staging if wanted else None
+        self._staging = staging
+        self._came = 0
+        self._crc = 0
+
+    @property
+    def whole(self) -> bool:
+        """All of the payload has come."""
+        return self._came == self.length
+
+    def buffer(self) -> memoryview:
+        """Room for what comes next: never in the pool, once the lane may not write there any more."""
+        left = min(self.length - self._came, READ_BYTES)
+        if not self._lane.writable:
+            self.abandon()
+        if self._into is None:
+            return self._staging[:left]
+        return self._into[self._came : self._came + left]
+
+    def came(self, count: int) -> None:
+        """So many bytes are in what `buffer` returned."""
+        if self._into is not None:
+            self._crc = checksum(self._into[self._came : self._came + count], self._crc)
+        self._came += count
+
+    def finish(self) -> None:
+        """The payload is whole. Raises BadFrame."""
+        if self._into is None:
+            self._lane.dropped()
+        else:
+            self._lane.landed(self, self._crc, self._into[: self.length])
+
+    def abandon(self) -> None:
+        """The rest of the payload, if it comes, goes nowhere. Idempotent."""
+        if self.in_place:
+            self._lane.unclaim(self)
+            self.in_place = False
+        self._into = None
