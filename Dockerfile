@@ -24,14 +24,10 @@ FROM ${BASE}
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin kvrelay
 COPY --from=build /opt/kvrelay /opt/kvrelay
 COPY --from=build /opt/program /opt/program
-# Large buffers are kept, not given back to the kernel and faulted in again: KV frames are up to 1 MiB.
 ENV PATH=/opt/program/bin:/opt/kvrelay/bin:$PATH \
     PYTHONPATH=/opt/program \
     PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1 \
-    MALLOC_TOP_PAD_=67108864 \
-    MALLOC_MMAP_THRESHOLD_=67108864 \
-    MALLOC_TRIM_THRESHOLD_=268435456
+    PYTHONDONTWRITEBYTECODE=1
 USER kvrelay
 WORKDIR /tmp
 CMD ["kvrelay", "--help"]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 
 from kvrelay.errors import KvrelayError
+from kvrelay.malloc import keep_large_buffers
 from kvrelay.rpc.address import split_address
 from kvrelay.settings import ProgramSettings, ServiceSettings
 from kvrelay.telemetry import logging as telemetry
@@ -31,7 +32,8 @@ S = TypeVar("S", bound=ProgramSettings)
 
 
 def begin(program: str, settings_class: type[S]) -> S:
-    """Settings of the command line and the environment, with the log set up; or the end of the process."""
+    """Settings of the command line and the environment, with malloc and the log set up; or the end of the process."""
+    keep_large_buffers()
     settings = parse_settings(program, settings_class, sys.argv[1:])
     try:
         telemetry.configure(settings.log_level, settings.log_format)
