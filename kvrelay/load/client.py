@@ -134,9 +134,10 @@ async def ask(
     leave_after_s: the request is cancelled then, if its answer has not ended.
     """
     answer = Answer(sent_at_s=time.perf_counter())
+    call = router.Generate(request, timeout=timeout_s)
     try:
         async with asyncio.timeout(leave_after_s):
-            async for reply in router.Generate(request, timeout=timeout_s):
+            async for reply in call:
                 answer.take(reply)
                 on_reply(answer, reply)
                 if pause_s:
@@ -146,5 +147,7 @@ async def ask(
         answer.left = True
     except grpc.aio.AioRpcError as error:
         answer.error = status_text(error)
+    finally:
+        call.cancel()  # a client that leaves between two messages has no read that could be cancelled
     answer.e2el_ms = (time.perf_counter() - answer.sent_at_s) * 1e3
     return answer

@@ -1,6 +1,7 @@
 """Prompts whose hit rates are given directly, by sharing parts of a few documents. Pure."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ class HitRates:
         """ "0.97:75,0.8:20,0:5": 75 of 100 hit 97 %, and so on. A single rate needs no weight. ValueError otherwise."""
         parts = [part.partition(":") for part in text.split(",")]
         hits = cls(tuple(float(rate) for rate, _, _ in parts), tuple(float(weight or 1) for _, _, weight in parts))
-        if not all(0 <= rate < 1 for rate in hits.rates) or not all(weight > 0 for weight in hits.weights):
-            raise ValueError(f"{text}: expected rates in [0, 1) and weights > 0")
+        if not all(0 <= rate < 1 for rate in hits.rates) or not all(0 < w < math.inf for w in hits.weights):
+            raise ValueError(f"{text}: expected rates in [0, 1) and finite weights > 0")
         return hits
 
     def draw(self, chance: np.random.Generator) -> float:

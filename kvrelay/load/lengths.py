@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MOST_TOKENS = 2**31
 FORMS = "N, LOW-HIGH, or lognormal:MEDIAN:SIGMA[:MAX]"
 
 
@@ -24,8 +25,9 @@ class Spreading:
             made = cls._lognormal(text) if text.startswith("lognormal:") else cls._uniform(text)
         except ValueError:
             raise ValueError(f"{text}: expected {FORMS}") from None
-        if not 0 <= made.low <= made.high or not made.sigma >= 0 or math.isnan(made.low):
-            raise ValueError(f"{text}: expected 0 <= low <= high and sigma >= 0")
+        most = made.low if made.sigma else made.high
+        if not 0 <= made.low <= made.high or not (made.sigma >= 0 and math.isfinite(most + made.sigma)):
+            raise ValueError(f"{text}: expected 0 <= low <= high and sigma >= 0, all finite")
         return made
 
     @classmethod
@@ -59,10 +61,10 @@ class Lengths:
     def parse(cls, text: str) -> "Lengths":
         """ "512", "128-1024", "lognormal:300:1.2:4000". ValueError otherwise."""
         spreading = Spreading.parse(text)
-        high = 2**31 if math.isinf(spreading.high) else spreading.high
+        high = MOST_TOKENS if math.isinf(spreading.high) else spreading.high
         lengths = cls(int(spreading.low), int(high), spreading.sigma)
-        if lengths.low < 1 or lengths.low != spreading.low or lengths.high != high:
-            raise ValueError(f"{text}: expected whole numbers, 1 <= low <= high")
+        if not 1 <= lengths.low <= lengths.high <= MOST_TOKENS or (lengths.low, lengths.high) != (spreading.low, high):
+            raise ValueError(f"{text}: expected whole numbers, 1 <= low <= high <= 2**31")
         return lengths
 
     def draw(self, chance: np.random.Generator) -> int:

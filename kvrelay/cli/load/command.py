@@ -5,8 +5,10 @@ import typer
 from kvrelay.cli import options as o
 from kvrelay.cli.console import run
 from kvrelay.cli.load import flags as f
+from kvrelay.cli.load.own_limit import show_own_limit
 from kvrelay.cli.load.session import Session, Shown
-from kvrelay.cli.load.wanted import Said, When
+from kvrelay.cli.load.wanted import Said, When, finite, parsed
+from kvrelay.cli.load.whom import Whom
 from kvrelay.load.hits import SKEWED
 from kvrelay.load.hostile import Hostility
 from kvrelay.load.lengths import Spreading
@@ -19,6 +21,10 @@ def load(
     router: f.Router = o.DEFAULT_ROUTER,
     wan: f.Wan = "",
     connections: f.Connections = 1,
+    against: f.Against = "",
+    model: f.Model = "",
+    vocab: f.Vocab = None,
+    as_text: f.AsText = False,
     timeout: f.Timeout = 300.0,
     temperature: f.Temperature = None,
     eos: f.Eos = False,
@@ -49,6 +55,8 @@ def load(
     rate: f.Rate = 0.0,
     burstiness: f.Burstiness = 1.0,
     ramp: f.Ramp = "",
+    sweep: f.Sweep = "",
+    sweep_share: f.SweepShare = 0.9,
     duration: f.Duration = None,
     grace: f.Grace = 30.0,
     warm_up: f.WarmUp = True,
@@ -62,28 +70,35 @@ def load(
     probe_rate: f.ProbeRate = 0.0,
     goodput: f.Goodput = "",
     cost: f.Cost = "",
+    check: f.Check = False,
+    check_limit: f.CheckLimit = 32,
+    self_test: f.SelfTest = False,
     jsonl: f.Jsonl = None,
     summary_json: f.SummaryJson = None,
     summary_csv: f.SummaryCsv = None,
 ) -> None:
     """Ask many prompts; show times, pipelines, tokens by stage. Exit code 1 if any answer failed or was wrong."""
+    if self_test:
+        run(show_own_limit())
     template = router_pb2.GenerateRequest(return_text=False, cache_salt=cache_salt)
     template.sampling.CopyFrom(o.sampling(temperature=temperature, ignore_eos=not eos))
     o.forced(template, pipeline, handoff_mode)
     kind = f.WorkloadKind.TRACE if trace is not None else workload
+    when = When(arrival, concurrency, rate, burstiness, ramp, seed, sweep, sweep_share)
     try:
+        finite(timeout=timeout, temperature=temperature, time_scale=time_scale, length_scale=length_scale, start=start,
+               end=end, rate=rate, burstiness=burstiness, duration=duration, grace=grace, warm_up_s=warm_up_s,
+               cancel_rate=cancel_rate, slow_rate=slow_rate, slow_pause=slow_pause, probe_rate=probe_rate)  # fmt: skip
         session = Session(
-            router=router,
-            wan=wan,
-            connections=connections,
-            template=template.SerializeToString(),
+            whom=Whom(router, wan, connections, template.SerializeToString(), against, model, vocab, as_text),
             said=Said(
                 kind=kind, count=conversations, seed=seed, hits=hits, prompt_tokens=prompt_tokens,
                 output_tokens=output_tokens, documents=documents, turns=turns, turn_tokens=turn_tokens, think_s=think,
                 groups=groups, prefix_tokens=prefix_tokens, trace=trace, trace_format=format_,
                 cut=Cut(start, end, limit, time_scale, length_scale),
             ),
-            arrival=When(arrival, concurrency, rate, burstiness, ramp, seed).arrival(kind),
+            arrival=when.arrival(kind),
+            search=when.search(kind, duration),
             duration_s=duration,
             grace_s=grace,
             timeout_s=timeout,
@@ -91,9 +106,13 @@ def load(
             warm_up_s=warm_up_s,
             most_in_flight=most_in_flight,
             processes=processes,
-            hostility=Hostility(cancel_rate, Spreading.parse(cancel_after), slow_rate, slow_pause, probe_rate),
+            hostility=Hostility(
+                cancel_rate, parsed("--cancel-after", Spreading.parse, cancel_after), slow_rate, slow_pause, probe_rate
+            ),
+            check_limit=check_limit if check else 0,
             shown=Shown(
-                Slo.parse(goodput) if goodput else None, Prices.parse(cost) if cost else None,
+                parsed("--goodput", Slo.parse, goodput) if goodput else None,
+                parsed("--cost", Prices.parse, cost) if cost else None,
                 jsonl, summary_json, summary_csv,
             ),
         )  # fmt: skip

@@ -27,6 +27,7 @@ class ArrivalKind(enum.StrEnum):
     GAMMA = "gamma"
     CONSTANT = "constant"
     RAMP = "ramp"
+    SWEEP = "sweep"
     TRACE = "trace"
 
 
@@ -42,8 +43,14 @@ WHOM, SAID, TRACED, WHEN, HOSTILE, SHOWN = (
 Router = Annotated[str, _in(WHOM, "host:port of the router.")]
 Wan = Annotated[str, _in(WHOM, "Admin address of the WAN emulator: shows link use.", metavar="HOST:PORT")]
 Connections = Annotated[int, _in(WHOM, "To the router, per process.", min=1, metavar="N")]
-Timeout = Annotated[float, _in(WHOM, "Of a request.", metavar="S")]
-Temperature = Annotated[float | None, _in(WHOM, "0 = greedy.")]
+Against = Annotated[
+    str, _in(WHOM, "Ask any server with OpenAI's /v1/completions instead (key: OPENAI_API_KEY).", metavar="URL")
+]
+Model = Annotated[str, _in(WHOM, "--against: the model to ask for.", metavar="NAME")]
+Vocab = Annotated[int | None, _in(WHOM, "Ids are drawn below N (default: the fleet's; 32000).", min=64, metavar="N")]
+AsText = Annotated[bool, _in(WHOM, "--against: prompts are words, for servers that take no ids.", "--as-text")]
+Timeout = Annotated[float, _in(WHOM, "Of a request.", min=0.001, metavar="S")]
+Temperature = Annotated[float | None, _in(WHOM, "0 = greedy.", min=0)]
 Eos = Annotated[bool, _in(WHOM, "Whether an answer may end before its length.")]
 Forced = Annotated[Pipeline | None, _in(WHOM, "Force p-md, p-rld-md, p-rld or md.", "--pipeline", metavar="NAME")]
 Handoff = Annotated[HandoffMode | None, _in(WHOM, "Force one-shot, catch-up or dynamic.", metavar="MODE")]
@@ -75,14 +82,21 @@ End = Annotated[float | None, _in(TRACED, "To here.", min=0, metavar="S")]
 
 Arrivals = Annotated[
     ArrivalKind | None,
-    _in(WHEN, "closed, poisson (with --rate), gamma, constant, ramp, trace (with --trace).", "--arrival",
+    _in(WHEN, "closed, poisson (with --rate), gamma, constant, ramp, sweep, trace.", "--arrival",
         metavar="NAME"),
 ]  # fmt: skip
 Concurrency = Annotated[int, _in(WHEN, "Closed loop: clients.", "--concurrency", "-c", min=1)]
 Rate = Annotated[float, _in(WHEN, "Conversations a second, however answers fare.", min=0.0, metavar="HZ")]
 Burstiness = Annotated[float, _in(WHEN, "gamma: 1 = Poisson; below: in bursts.", min=0.01, metavar="X")]
 Ramp = Annotated[str, _in(WHEN, "Rate from one value to another: FROM-TO:SECONDS.", metavar="RAMP")]
-Duration = Annotated[float | None, _in(WHEN, "No conversation starts later.", metavar="S")]
+Sweep = Annotated[
+    str, _in(WHEN, "Rates rise from FROM until one is not carried: the knee. --duration is each step's.",
+             metavar="FROM[-TO]"),
+]  # fmt: skip
+SweepShare = Annotated[
+    float, _in(WHEN, "Of a step's requests that must be whole, in time and good.", min=0.01, max=1, metavar="X")
+]
+Duration = Annotated[float | None, _in(WHEN, "No conversation starts later.", min=0.001, metavar="S")]
 Grace = Annotated[float, _in(WHEN, "After --duration, for answers to end.", min=0, metavar="S")]
 WarmUp = Annotated[bool, _in(WHEN, "Send the shared prefixes first.")]
 WarmUpS = Annotated[float, _in(WHEN, "Requests due within it are not counted.", "--warm-up-s", min=0, metavar="S")]
@@ -97,6 +111,9 @@ ProbeRate = Annotated[float, _in(HOSTILE, "Share of requests that want one token
 
 Goodput = Annotated[str, _in(SHOWN, "Limits in ms: ttft=…,ttst=…,tpot=…,e2el=…,gap=….", metavar="LIMITS")]
 Cost = Annotated[str, _in(SHOWN, "Price of a stage by role: prefill=…,relay=…,main=….", metavar="PRICES")]
+Check = Annotated[bool, _in(SHOWN, "Compare answers with one engine's; exit code 1 at a difference.", "--check")]
+CheckLimit = Annotated[int, _in(SHOWN, "Answers compared at most, evenly chosen.", min=1, metavar="N")]
+SelfTest = Annotated[bool, _in(SHOWN, "Measure what this generator can drive on one core, and end.", "--self-test")]
 Jsonl = Annotated[Path | None, _in(SHOWN, "Write a record a request.", dir_okay=False)]
 SummaryJson = Annotated[Path | None, _in(SHOWN, "Write the summary.", dir_okay=False)]
 SummaryCsv = Annotated[Path | None, _in(SHOWN, "Write the summary.", dir_okay=False)]

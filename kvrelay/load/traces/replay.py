@@ -51,7 +51,7 @@ def load_rows(path: Path, kind: TraceFormat, cut: Cut) -> tuple[list[Row], int]:
 
     Rows of one moment keep the file's order. TraceError: a line is malformed. OSError: there is no such file.
     """
-    with path.open(newline="") as lines:
+    with path.open(newline="", errors="replace") as lines:
         rows = sorted(READERS[kind](lines, path), key=lambda row: row.at_s)
     origin_s = rows[0].at_s if rows else 0.0
     end_s = float("inf") if cut.end_s is None else cut.end_s

@@ -61,14 +61,18 @@ def read(lines: Iterable[str], path: object, tables: Sequence[Table]) -> Iterato
         wanted = " or ".join(f"{t.at}, {t.prompt}, {t.output}" for t in tables)
         raise TraceError(path, 1, f"expected a header with {wanted}")
     places = [header.index(name) for name in (table.at, table.prompt, table.output)]
-    for cells in reader:
-        if any(cell.strip() for cell in cells):
-            try:
-                row = _row(cells, places, len(header), table, reader.line_num)
-            except ValueError as error:
-                raise TraceError(path, reader.line_num, str(error)) from None
-            if row.output_tokens:
-                yield row
+    while True:
+        try:
+            cells = next(reader)
+            if not any(cell.strip() for cell in cells):
+                continue
+            row = _row(cells, places, len(header), table, reader.line_num)
+        except StopIteration:
+            return
+        except (ValueError, csv.Error) as error:
+            raise TraceError(path, reader.line_num, str(error)) from None
+        if row.output_tokens:
+            yield row
 
 
 def _row(cells: list[str], places: list[int], width: int, table: Table, line: int) -> Row:
@@ -87,6 +91,6 @@ def _count(name: str, text: str, least: int) -> int:
         count = float(text)
     except ValueError:
         count = math.nan
-    if not count >= least or count != int(count):
+    if not least <= count < math.inf or count != int(count):
         raise ValueError(f"{name}: {text!r} is no count of tokens")
     return int(count)
