@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing else: no network, no other file. Pure; computes no figure of the summary."""
+"""A run as one HTML page that needs nothing else: no network, no other file. Pure; computes no new figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
