@@ -1,7 +1,7 @@
 """glibc's malloc told to keep what it has: KV frames are large, and page faults cost more than copying them.
 
-By default a buffer above 128 KiB is mapped anew, and given back when it is freed: each gRPC message of KV then faults all its
-pages in again, on both sides. Knows nothing of who allocates.
+By default a buffer above 128 KiB is mapped anew, and given back when it is freed: each gRPC message of KV then faults
+all its pages in again, on both sides. Knows nothing of who allocates.
 """
 
 import ctypes
@@ -19,4 +19,5 @@ def keep_large_buffers() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return all([mallopt(_NUMBERS[name], value) == 1 for name, value in KEPT.items()])
+    taken = [mallopt(_NUMBERS[name], value) == 1 for name, value in KEPT.items()]
+    return all(taken)
