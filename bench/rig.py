@@ -16,7 +16,7 @@ EMULATED = (
 )
 
 # By estimate; to be frozen where `python -m bench.paper --calibrate` gives pd-remote a TTFT P50 of 1.6 x pd-local's.
-WAN_RATE_BYTES_PER_S = 350_000.0
+WAN_RATE_BYTES_PER_S = 650_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Rig:
     """In all: the baselines' one main stage has them; pdd divides them between relay and main."""
     relay_slots: int = 4
     pool_tokens: int = 65536
-    stall_ms: float = 200.0
-    """pdd's planner; the router's default."""
+    stall_ms: float = 60.0
+    """pdd's planner: one decode step and a half may be missed (the router's default, 200, is made for a person)."""
     local_extend_tokens: int = 8
     """The router's default is 64; as prompts are scaled, so is what is little enough for MD to compute."""
 

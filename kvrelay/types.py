@@ -159,6 +159,8 @@ class LinkLoad:
     goodput_bytes_per_s: float
     """Measured; 0 = nothing measured yet."""
     pending_bytes: int
+    pushes: Sequence[int] = ()
+    """Bytes that each push under way has left, least first: that is their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,9 @@ class StageLoad:
     queued_tokens: int = 0
     """Still to be computed by prefill and extend."""
     prefill_tokens_per_s: float = 0.0
+    """Of large chunks."""
+    prefill_step_ms: float = 0.0
+    """What a prompt takes longer than that."""
     step_ms: float = 0.0
     draining: bool = False
     links: Sequence[LinkLoad] = ()

@@ -40,7 +40,9 @@ class EngineLoad:
     queued_tokens: int = 0
     """Still to be computed by prefill, extend and recompute, of waiting sequences too."""
     prefill_tokens_per_s: float = 0.0
-    """Recent, of steps with chunks; 0 = nothing measured yet."""
+    """Recent, of steps with large chunks; 0 = nothing measured yet."""
+    prefill_step_ms: float = 0.0
+    """Recent: what a step with small chunks takes longer than that."""
     step_ms: float = 0.0
     """Recent mean of steps that only decode; 0 = nothing measured yet."""
     steps: int = 0

@@ -176,6 +176,7 @@ class Engine:
             blocks_cached=self._book.tree.evictable,
             queued_tokens=sum(seq.pending for seq in self._sequences.values()),
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            prefill_step_ms=self._meter.prefill_step_ms,
             step_ms=self._meter.step_ms,
             steps=self._meter.steps,
             steps_overrun=self._meter.steps_overrun,

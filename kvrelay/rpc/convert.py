@@ -193,13 +193,20 @@ def load_to_proto(load: StageLoad) -> stage_pb2.LoadReport:
     """All fields."""
     report = stage_pb2.LoadReport(**{name: getattr(load, name) for name in StageLoad.__slots__ if name != "links"})
     for link in load.links:
-        report.links.add(peer=link.peer, goodput_bytes_per_s=link.goodput_bytes_per_s, pending_bytes=link.pending_bytes)
+        report.links.add(
+            peer=link.peer,
+            goodput_bytes_per_s=link.goodput_bytes_per_s,
+            pending_bytes=link.pending_bytes,
+            pushes=link.pushes,
+        )
     return report
 
 
 def load_from_proto(message: stage_pb2.LoadReport) -> StageLoad:
     """All fields."""
-    links = tuple(LinkLoad(link.peer, link.goodput_bytes_per_s, link.pending_bytes) for link in message.links)
+    links = tuple(
+        LinkLoad(link.peer, link.goodput_bytes_per_s, link.pending_bytes, tuple(link.pushes)) for link in message.links
+    )
     plain = {name: getattr(message, name) for name in StageLoad.__slots__ if name != "links"}
     return StageLoad(**plain, links=links)
 

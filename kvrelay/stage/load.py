@@ -27,6 +27,7 @@ class LoadMeter:
             blocks_cached=engine.blocks_cached,
             queued_tokens=engine.queued_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
+            prefill_step_ms=engine.prefill_step_ms,
             step_ms=engine.step_ms,
             draining=self._intake.draining,
             links=tuple(self._links()),

@@ -48,7 +48,8 @@ def prefill_ms(question: Question, stage: StageView, limits: Limits) -> float:
     rate = load.prefill_tokens_per_s if load is not None and load.prefill_tokens_per_s > 0 else 0.0
     queued = (load.queued_tokens if load is not None else 0) + stage.sent_tokens
     todo = queued + question.prompt_tokens - usable_hit(question, stage, samples=True)
-    return 1e3 * todo / (rate or limits.prefill_tokens_per_s)
+    step_ms = load.prefill_step_ms if load is not None else 0.0
+    return step_ms + 1e3 * todo / (rate or limits.prefill_tokens_per_s)
 
 
 def itl_ms(stage: StageView, limits: Limits) -> float:
@@ -81,6 +82,13 @@ def goodput(stages: Collection[StageView], sender: StageView, receiver: StageVie
     return limits.lan_rate_bytes_per_s if here == there else limits.wan_rate_bytes_per_s
 
 
+def crossing_bytes(question: Question, receiver: StageView) -> int:
+    """Of the whole blocks that the receiver lacks."""
+    layout = receiver.description.layout
+    hit = usable_hit(question, receiver, samples=False)
+    return (question.prompt_tokens // layout.block_tokens - hit // layout.block_tokens) * layout.block_bytes
+
+
 def crossing(question: Question, sender: StageView, receiver: StageView, limits: Limits) -> Crossing:
     """What must cross, and when it and the first token will be there.
 
@@ -89,16 +97,22 @@ def crossing(question: Question, sender: StageView, receiver: StageView, limits:
     """
     layout = receiver.description.layout
     hit = usable_hit(question, receiver, samples=False)
-    blocks = question.prompt_tokens // layout.block_tokens - hit // layout.block_tokens
+    size = crossing_bytes(question, receiver)
     near = sender.description.site == receiver.description.site
     delay = limits.lan_delay_ms if near else limits.wan_delay_ms
     rate = goodput(question.stages, sender, receiver, limits)
-    measured = link(sender, receiver)
-    pending = measured.pending_bytes if measured is not None else 0
     ttft = prefill_ms(question, sender, limits)
     arrival = 0.0
-    if blocks:
-        line = 1e3 * (pending + blocks * layout.block_bytes) / rate
+    if size:
+        line = 1e3 * (_ahead(sender, receiver, size) + size) / rate
         last = ttft + 1e3 * layout.block_bytes / rate
         arrival = max(line, last) + 2 * delay  # Offer -> Missing, then the last frame
-    return Crossing(question.prompt_tokens - hit, blocks * layout.block_bytes, arrival, ttft)
+    return Crossing(question.prompt_tokens - hit, size, arrival, ttft)
+
+
+def _ahead(sender: StageView, receiver: StageView, size: int) -> int:
+    """Bytes that cross before a push of `size` does: a link serves the push with the least left."""
+    measured = link(sender, receiver)
+    pushes = [*measured.pushes] if measured is not None else []
+    pushes += [sent for peer, sent in sender.sent_crossings if peer == receiver.instance_id]
+    return sum(left for left in pushes if left <= size)

@@ -137,5 +137,8 @@ class Feeder:
         number = self._legs.prefill(self._fleet.channel(description), description.instance_id, request)
         self.prefill[number] = stage
         self.fed_by[number] = tuple(leg.number for leg in legs)
-        hit = estimate.usable_hit(self._question(), stage, samples=not kv_only)
+        question = self._question()
+        hit = estimate.usable_hit(question, stage, samples=not kv_only)
         self._fleet.sent(description, len(ask.prompt_ids) - hit)
+        for leg in legs:
+            self._fleet.crosses(description, leg.stage.description, estimate.crossing_bytes(question, leg.stage))

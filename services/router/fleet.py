@@ -80,6 +80,10 @@ class Fleet:
         """A request with so many uncached tokens was sent there."""
         self._link(stage).sent(tokens)
 
+    def crosses(self, sender: StageDescription, receiver: StageDescription, size: int) -> None:
+        """`sender` was asked to push so many bytes to `receiver`."""
+        self._link(sender).crosses(receiver.instance_id, size)
+
     def fresh_load(self, stage: StageDescription, at_most_s: float) -> StageLoad | None:
         """Its last report, if it is no older than that."""
         now = time.monotonic()

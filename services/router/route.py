@@ -17,6 +17,8 @@ class StageView:
     """Requests sent there since that report."""
     sent_tokens: int = 0
     """Their prompt tokens that the stage's cache lacked."""
+    sent_crossings: tuple[tuple[str, int], ...] = ()
+    """(receiver, bytes) of pushes asked for so recently that its report may not know them."""
     why_not: str = ""
     """Why it must not be chosen; empty: usable."""
 

@@ -19,6 +19,10 @@ from services.router.route import StageView
 log = logging.getLogger(__name__)
 
 
+_UNREPORTED_S = 0.25
+"""A push asked for is in the sender's reports after so long: its Offer has crossed and come back."""
+
+
 @dataclass(frozen=True, slots=True)
 class DialSettings:
     """See RouterSettings."""
@@ -50,6 +54,8 @@ class StageLink:
         self._load_at = 0.0
         self._sent_requests = 0
         self._sent_tokens = 0
+        self._sent_crossings: list[tuple[float, str, int]] = []
+        """(when, receiver, bytes), for _UNREPORTED_S."""
         self._why_not = "not reached yet"
         self._settings = settings
         self._admit = admit
@@ -73,7 +79,13 @@ class StageLink:
         if self.description is None:
             return None
         return StageView(
-            self.description, self.load, self.load_age_s(now), self._sent_requests, self._sent_tokens, self.why_not(now)
+            self.description,
+            self.load,
+            self.load_age_s(now),
+            self._sent_requests,
+            self._sent_tokens,
+            tuple((peer, size) for at, peer, size in self._sent_crossings if at > now - _UNREPORTED_S),
+            self.why_not(now),
         )
 
     def load_age_s(self, now: float) -> float:
@@ -93,6 +105,12 @@ class StageLink:
         """A request was sent there; counts as load until the next report."""
         self._sent_requests += 1
         self._sent_tokens += tokens
+
+    def crosses(self, receiver: str, size: int) -> None:
+        """It is to push so many bytes to the receiver."""
+        now = time.monotonic()
+        self._sent_crossings = [sent for sent in self._sent_crossings if sent[0] > now - _UNREPORTED_S]
+        self._sent_crossings.append((now, receiver, size))
 
     async def _session(self, channel: grpc.aio.Channel) -> bool:
         """One connection's life; -> whether the stage was accepted."""

@@ -26,7 +26,8 @@ def question(*stages: StageView, prompt: int = 1600, max_tokens: int = 1000, **m
 
 
 def link(goodput: float, pending: int = 0, peer: str = "m0") -> StageView:
-    load = replace(IDLE, links=(LinkLoad(peer, goodput, pending),))
+    small = (pending // 50,) * 50 if pending else ()
+    load = replace(IDLE, links=(LinkLoad(peer, goodput, pending, small),))
     return stage(Role.PREFILL, "p0", load)
 
 
@@ -224,3 +225,32 @@ def test_a_link_nobody_has_measured_is_as_fast_as_others_between_the_sites() -> 
 def test_a_leg_that_is_fed_again_names_what_is_wrong_with_each_stage() -> None:
     with pytest.raises(NoStage, match="relay decode: none is registered"):
         planner.pick_role(question(stage(Role.MAIN, "m0")), Role.RELAY, Limits())
+
+
+def crossing_ms(sender: StageView, prompt_tokens: int = 160) -> float:
+    main = stage(Role.MAIN, "m0")
+    asked = replace(question(sender, main), prompt_tokens=prompt_tokens)
+    return estimate.crossing(asked, sender, main, Limits(wan_delay_ms=0.0)).ms
+
+
+def test_a_push_waits_only_for_those_that_have_less_left() -> None:
+    size = 10 * BLOCK
+    alone, behind_less, behind_more = (
+        replace(IDLE, links=(LinkLoad("m0", size / 100, 9 * size, pushes),))
+        for pushes in ((), (size // 2, size), (2 * size, 3 * size))
+    )
+    times = [crossing_ms(stage(Role.PREFILL, "p0", load)) for load in (alone, behind_less, behind_more)]
+    assert times == pytest.approx([100e3, 250e3, 100e3])
+
+
+def test_a_push_asked_for_since_the_report_counts_on_its_own_link_only() -> None:
+    size = 10 * BLOCK
+    sender = replace(link(size / 100), sent_crossings=(("m0", size), ("m1", size), ("m0", 2 * size)))
+    assert crossing_ms(sender) == pytest.approx(200e3)
+
+
+def test_what_a_step_costs_whatever_is_in_it_is_paid_once_a_prompt() -> None:
+    load = replace(IDLE, prefill_step_ms=40.0)
+    sender = stage(Role.PREFILL, "p0", load)
+    asked = replace(question(sender, stage(Role.MAIN, "m0")), prompt_tokens=160)
+    assert estimate.prefill_ms(asked, sender, Limits()) == pytest.approx(40 + 160)

@@ -10,9 +10,9 @@ FRAME = 256 * 1024
 class PlainLink:
     """A link of a fixed rate and round trip, kept as full as the window allows, in simulated time."""
 
-    def __init__(self, rate: float, round_trip_s: float) -> None:
-        self.rate, self.round_trip_s = rate, round_trip_s
-        self.window = Window(FRAME)
+    def __init__(self, rate: float, round_trip_s: float, frame: int = FRAME) -> None:
+        self.rate, self.round_trip_s, self.frame = rate, round_trip_s, frame
+        self.window = Window(frame)
         self.now = 100.0
         self.free_at = 0.0
         self.under_way: list[tuple[float, Flight]] = []
@@ -22,12 +22,12 @@ class PlainLink:
         """Bytes a second that it carried."""
         end, before, began = self.now + seconds, self.acked, self.now
         while self.now < end:
-            while self.window.admits(FRAME, self.now):
-                self.free_at = max(self.free_at, self.now) + FRAME / self.rate
-                self.under_way.append((self.free_at + self.round_trip_s, self.window.sent(FRAME, self.now)))
+            while self.window.admits(self.frame, self.now):
+                self.free_at = max(self.free_at, self.now) + self.frame / self.rate
+                self.under_way.append((self.free_at + self.round_trip_s, self.window.sent(self.frame, self.now)))
             self.now, flight = self.under_way.pop(0)
             self.window.acked(flight, self.now)
-            self.acked += FRAME
+            self.acked += self.frame
         return (self.acked - before) / (self.now - began)
 
     def drain(self) -> None:
@@ -106,3 +106,11 @@ def test_lost_frames_leave_the_window() -> None:
         window.lost(flight)
     assert window.in_flight == 0
     assert window.rate == 0.0
+
+
+@pytest.mark.parametrize("rate", [0.5e6, 2e6])
+def test_a_thin_link_makes_a_small_push_wait_only_briefly(rate: float) -> None:
+    link = PlainLink(rate, 0.004, frame=8192)
+    link.run(5.0)
+    assert link.run(5.0) > 0.95 * rate
+    assert link.window.size <= max(0.05 * rate, 2 * 0.004 * rate + 4 * 8192)
