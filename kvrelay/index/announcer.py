@@ -128,6 +128,8 @@ class IndexAnnouncer:
         # The first claim takes the id from a dead process's key; later ones leave it to whoever came after us.
         await writer.begin(take_over=not self._owned)
         self._owned = True
+        if (policy := await writer.eviction()) != "noeviction":
+            log.warning("redis has maxmemory-policy %s: it may drop entries of the prefix index unseen", policy)
         # From here on changes are kept: those that the snapshot has already are applied twice, which changes nothing.
         self._keeping, self._overflowed = True, False
         snapshot = await self._hashes()

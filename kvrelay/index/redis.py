@@ -22,30 +22,32 @@ class RedisIndex:
     many at once: it was sent too late, or never, and so says nothing of Redis).
     """
 
-    LOOKUP = """
-    -- KEYS[1]: the set of instance ids. ARGV[1]: key prefix. ARGV[2]: the prompt's block hashes, 16 bytes each.
+    LOOKUP = (
+        store.LUA
+        + """
+    -- KEYS[1]: the set of incarnations. ARGV[1]: key prefix. ARGV[2]: the prompt's block hashes, 16 bytes each.
     -- Keys of instances and blocks are made here, from the prefix: this needs one Redis, not a cluster.
     -- Result: id, depth, id, depth, ... of the living instances that hold at least the first block.
     local prefix, hashes = ARGV[1], ARGV[2]
-    local blocks = {}
-    local function block(i)
-      local key = blocks[i]
-      if not key then
-        key = prefix .. 'block:' .. string.sub(hashes, i * 16 - 15, i * 16)
-        blocks[i] = key
+    local blocks, buckets = {}, {}
+    local function holds(held, i)
+      if not blocks[i] then
+        blocks[i] = string.sub(hashes, i * 16 - 15, i * 16)
+        buckets[i] = bucket(blocks[i])
       end
-      return key
+      return redis.call('HEXISTS', held .. buckets[i], blocks[i]) == 1
     end
     local count, result = #hashes / 16, {}
-    for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-      local epoch = redis.call('HGET', prefix .. 'instance:' .. id, 'scoring')
+    for _, incarnation in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+      local id, epoch = string.match(incarnation, '^(.*):(%d+)$')
+      local held = prefix .. 'held:' .. incarnation .. ':'
       -- Most instances hold nothing of a prompt, and one often holds all of it: ask that first.
-      if epoch and redis.call('HGET', block(1), id) == epoch then
+      if holds(held, 1) and redis.call('HGET', prefix .. 'instance:' .. id, 'scoring') == epoch then
         local low, high = 1, count
-        if redis.call('HGET', block(count), id) == epoch then low = count end
+        if holds(held, count) then low = count end
         while low < high do
           local middle = math.ceil((low + high) / 2)
-          if redis.call('HGET', block(middle), id) == epoch then low = middle else high = middle - 1 end
+          if holds(held, middle) then low = middle else high = middle - 1 end
         end
         result[#result + 1] = id
         result[#result + 1] = low
@@ -53,14 +55,16 @@ class RedisIndex:
     end
     return result
     """
+    )
 
     INSTANCES = """
-    -- KEYS[1]: the set of instance ids. ARGV[1]: key prefix.
+    -- KEYS[1]: the set of incarnations. ARGV[1]: key prefix.
     -- Result: the JSON descriptions of the living instances.
     local result = {}
-    for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-      local description = redis.call('HGET', ARGV[1] .. 'instance:' .. id, 'description')
-      if description then result[#result + 1] = description end
+    for _, incarnation in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+      local id, epoch = string.match(incarnation, '^(.*):(%d+)$')
+      local found = redis.call('HMGET', ARGV[1] .. 'instance:' .. id, 'epoch', 'description')
+      if found[1] == epoch then result[#result + 1] = found[2] end
     end
     return result
     """

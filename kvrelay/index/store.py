@@ -1,10 +1,12 @@
 """How the index lies in Redis: keys, the description's JSON, connections. Asks and writes nothing by itself.
 
-<prefix>instances               SET   of instance ids that have ever announced and were not cleared yet
-<prefix>instance:<id>           HASH  epoch, sequence, description (JSON), scoring (the epoch, once its cache is
-                                      announced in full); TTL renewed by heartbeats
-<prefix>own:<id>                SET   of the block hashes that name <id> as a holder
-<prefix>block:<16 bytes>        HASH  instance id -> epoch
+<prefix>instances                      SET   of incarnations, <id>:<epoch>, that have announced and were not cleared yet
+<prefix>instance:<id>                  HASH  epoch, sequence, description (JSON), scoring (the epoch, once its cache is
+                                             announced in full); TTL renewed by heartbeats
+<prefix>held:<id>:<epoch>:<bucket>     HASH  block hash (16 bytes) -> nothing; there are 1024 buckets, by a hash's first bits
+
+Redis keeps a hash of up to 512 short fields in one piece: ~22 bytes a block, where a set of its own costs ~90. So an instance
+of up to half a million blocks stays small; a larger one only costs more.
 """
 
 import dataclasses
@@ -30,9 +32,23 @@ def instance_key(instance_id: str) -> str:
     return f"{PREFIX}instance:{instance_id}"
 
 
-def own_key(instance_id: str) -> str:
-    """What it holds."""
-    return f"{PREFIX}own:{instance_id}"
+def incarnation(instance_id: str, epoch: int) -> str:
+    """One process under this id. Epochs have no colon, ids may."""
+    return f"{instance_id}:{epoch}"
+
+
+def held_key(instance_id: str, epoch: int, block_hash: bytes) -> bytes:
+    """The bucket in which this incarnation's entry of the block is, if it holds it. `LUA` says the same."""
+    return f"{PREFIX}held:{instance_id}:{epoch}:".encode() + bytes((block_hash[0], block_hash[1] & 0xC0))
+
+
+LUA = """
+    local function bucket(hash)
+      local first, second = string.byte(hash, 1, 2)
+      return string.char(first, second - second % 64)
+    end
+    """
+"""For the scripts: the last two bytes of a bucket's key."""
 
 
 def connect(url: str, *, timeout_s: float) -> Client:

@@ -23,8 +23,8 @@ class InstanceWriter:
 
     BEGIN = """
     -- Claims the instance id. Until it has announced its cache in full it does not score.
-    -- KEYS[1]: instance key, KEYS[2]: set of instance ids.
-    -- ARGV: id, epoch, ttl_ms, description, '1' to take the id from another epoch that lives.
+    -- KEYS[1]: instance key, KEYS[2]: set of incarnations.
+    -- ARGV: incarnation, epoch, ttl_ms, description, '1' to take the id from another epoch that lives.
     -- Result: 1; -1 if another epoch lives.
     local epoch = redis.call('HGET', KEYS[1], 'epoch')
     if epoch and epoch ~= ARGV[2] and ARGV[5] ~= '1' then return -1 end
@@ -35,44 +35,57 @@ class InstanceWriter:
     return 1
     """
 
-    APPLY = """
+    APPLY = (
+        store.LUA
+        + """
     -- Applies changes in order, and renews the instance key.
-    -- KEYS[1]: instance key, KEYS[2]: the instance's own hashes.
-    -- ARGV: key prefix, id, epoch, sequence, ttl_ms, '1' if the cache is announced in full with this,
+    -- KEYS[1]: instance key.
+    -- ARGV: key prefix, incarnation, epoch, sequence, ttl_ms, '1' if the cache is announced in full with this,
     --       changes ('+' or '-', then the hash; 17 bytes each).
     -- Result: 1; 0 if the key is gone or of another sequence; -1 if another epoch lives.
     local now = redis.call('HMGET', KEYS[1], 'epoch', 'sequence')
     if now[1] and now[1] ~= ARGV[3] then return -1 end
     if not now[1] or now[2] ~= ARGV[4] then return 0 end
-    local prefix, id, epoch, changes = ARGV[1] .. 'block:', ARGV[2], ARGV[3], ARGV[7]
+    local held, changes = ARGV[1] .. 'held:' .. ARGV[2] .. ':', ARGV[7]
     for i = 1, #changes, 17 do
       local hash = string.sub(changes, i + 1, i + 16)
       if string.sub(changes, i, i) == '+' then
-        redis.call('HSET', prefix .. hash, id, epoch)
-        redis.call('SADD', KEYS[2], hash)
+        redis.call('HSET', held .. bucket(hash), hash, '')
       else
-        redis.call('HDEL', prefix .. hash, id)
-        redis.call('SREM', KEYS[2], hash)
+        redis.call('HDEL', held .. bucket(hash), hash)
       end
     end
     redis.call('HINCRBY', KEYS[1], 'sequence', 1)
-    if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'scoring', epoch) end
+    if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'scoring', ARGV[3]) end
     redis.call('PEXPIRE', KEYS[1], ARGV[5])
     return 1
     """
+    )
 
     CLEAR = """
-    -- Forgets some of an instance's entries.
-    -- KEYS[1]: instance key, KEYS[2]: the instance's own hashes, KEYS[3]: set of instance ids.
-    -- ARGV: key prefix, id, epoch, how many.
-    -- Only while `epoch` lives, or nobody does if it is ''.
-    -- Result: how many were forgotten; -1 if it is not so. An id with nothing left and nobody living is forgotten too.
-    local epoch = redis.call('HGET', KEYS[1], 'epoch') or ''
-    if epoch ~= ARGV[3] then return -1 end
-    local hashes = redis.call('SPOP', KEYS[2], ARGV[4])
-    for _, hash in ipairs(hashes) do redis.call('HDEL', ARGV[1] .. 'block:' .. hash, ARGV[2]) end
-    if epoch == '' and redis.call('EXISTS', KEYS[2]) == 0 then redis.call('SREM', KEYS[3], ARGV[2]) end
-    return #hashes
+    -- Forgets what an incarnation has announced, and itself unless it lives.
+    -- KEYS[1]: instance key, KEYS[2]: set of incarnations.
+    -- ARGV: key prefix, incarnation, its epoch, '1' if it lives (and is about to announce anew).
+    -- Result: 1; 0 if that is not so.
+    local lives = redis.call('HGET', KEYS[1], 'epoch') == ARGV[3]
+    if lives ~= (ARGV[4] == '1') then return 0 end
+    local held = ARGV[1] .. 'held:' .. ARGV[2] .. ':'
+    for first = 0, 255 do
+      local four = held .. string.char(first)
+      redis.call('UNLINK', four .. '\\0', four .. '\\64', four .. '\\128', four .. '\\192')
+    end
+    if not lives then redis.call('SREM', KEYS[2], ARGV[2]) end
+    return 1
+    """
+
+    DEAD = """
+    -- KEYS[1]: set of incarnations. ARGV[1]: key prefix. Result: the incarnations that do not live.
+    local dead = {}
+    for _, incarnation in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+      local id, epoch = string.match(incarnation, '^(.*):(%d+)$')
+      if redis.call('HGET', ARGV[1] .. 'instance:' .. id, 'epoch') ~= epoch then dead[#dead + 1] = incarnation end
+    end
+    return dead
     """
 
     LEAVE = """
@@ -93,6 +106,7 @@ class InstanceWriter:
         self._client = client
         self._id = description.instance_id
         self._epoch = str(description.epoch)
+        self._incarnation = store.incarnation(self._id, description.epoch)
         self._description = store.description_to_json(description)
         self._call_timeout_s = call_timeout_s
         self._ttl_ms = max(1, round(ttl_s * 1000))
@@ -100,18 +114,20 @@ class InstanceWriter:
         self._begin: Any = client.register_script(self.BEGIN)
         self._apply: Any = client.register_script(self.APPLY)
         self._clear: Any = client.register_script(self.CLEAR)
+        self._dead: Any = client.register_script(self.DEAD)
         self._leave: Any = client.register_script(self.LEAVE)
-        self._keys = [store.instance_key(self._id), store.own_key(self._id)]
+        self._key = store.instance_key(self._id)
 
     async def begin(self, *, take_over: bool) -> None:
         """Claim the id: whatever was announced under it before does not score. Superseded (unless `take_over`)."""
         self._sequence = 0
-        args = [self._id, self._epoch, self._ttl_ms, self._description, "1" if take_over else "0"]
-        self._check(await self._call(self._begin(keys=[self._keys[0], store.INSTANCES], args=args)))
+        args = [self._incarnation, self._epoch, self._ttl_ms, self._description, "1" if take_over else "0"]
+        self._check(await self._call(self._begin(keys=[self._key, store.INSTANCES], args=args)))
 
     async def announce(self, hashes: Sequence[bytes]) -> None:
         """After `begin`: forget what was announced before, write `hashes`; then it scores. OutOfStep, Superseded."""
-        await self._forget(self._id, self._epoch)
+        self._check(await self._forget(self._incarnation, lives=True))
+        await self.sweep()
         batches = [hashes[start : start + self.BATCH] for start in range(0, len(hashes), self.BATCH)]
         for start in range(0, len(batches), self.AT_ONCE):
             async with self._client.pipeline(transaction=False) as pipe:
@@ -127,39 +143,32 @@ class InstanceWriter:
 
     def _send(self, changes: Iterable[CacheChange], *, complete: bool, client: Any) -> Awaitable[Any]:
         packed = b"".join((b"+" if change.added else b"-") + change.block_hash for change in changes)
-        args = [store.PREFIX, self._id, self._epoch, self._sequence, self._ttl_ms, "1" if complete else "0", packed]
+        args = [store.PREFIX, self._incarnation, self._epoch, self._sequence, self._ttl_ms]
+        args += ["1" if complete else "0", packed]
         self._sequence += 1
-        sent: Awaitable[Any] = self._apply(keys=self._keys, args=args, client=client)
+        sent: Awaitable[Any] = self._apply(keys=[self._key], args=args, client=client)
         return sent
 
     async def leave(self) -> None:
         """Stop scoring at once, then forget everything; leaves another epoch alone."""
-        if await self._call(self._leave(keys=self._keys[:1], args=[self._epoch])):
-            await self._forget(self._id, "")
+        if await self._call(self._leave(keys=[self._key], args=[self._epoch])):
+            await self._forget(self._incarnation, lives=False)
 
     async def sweep(self) -> None:
-        """Forget a batch of what each dead instance left."""
-        members: Any = self._client.smembers(store.INSTANCES)
-        for member in await self._call(members):
-            if (instance_id := member.decode()) != self._id:
-                await self._call(self._clear_some(instance_id, "", self._client))
+        """Forget what dead incarnations left."""
+        for incarnation in await self._call(self._dead(keys=[store.INSTANCES], args=[store.PREFIX])):
+            await self._forget(incarnation.decode(), lives=False)
 
-    async def _forget(self, instance_id: str, epoch: str) -> None:
-        left = True
-        while left:
-            async with self._client.pipeline(transaction=False) as pipe:
-                for _ in range(self.AT_ONCE):
-                    await self._clear_some(instance_id, epoch, pipe)
-                counts = await self._call(pipe.execute())
-            if -1 in counts:
-                raise OutOfStep(instance_id)
-            left = 0 not in counts
+    async def eviction(self) -> str:
+        """Redis's maxmemory-policy. Anything but noeviction drops entries unseen once its memory is full."""
+        memory: Any = self._client.info("memory")
+        return str((await self._call(memory)).get("maxmemory_policy", "unknown"))
 
-    def _clear_some(self, instance_id: str, epoch: str, client: Any) -> Awaitable[Any]:
-        keys = [store.instance_key(instance_id), store.own_key(instance_id), store.INSTANCES]
-        args = [store.PREFIX, instance_id, epoch, self.BATCH]
-        sent: Awaitable[Any] = self._clear(keys=keys, args=args, client=client)
-        return sent
+    async def _forget(self, incarnation: str, *, lives: bool) -> int:
+        instance_id, _, epoch = incarnation.rpartition(":")
+        keys = [store.instance_key(instance_id), store.INSTANCES]
+        args = [store.PREFIX, incarnation, epoch, "1" if lives else "0"]
+        return int(await self._call(self._clear(keys=keys, args=args)))
 
     async def _call(self, call: Awaitable[Any]) -> Any:
         async with asyncio.timeout(self._call_timeout_s):

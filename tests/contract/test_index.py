@@ -104,10 +104,12 @@ class RedisFleet(Fleet):
         self.index = index
         self._client = client
         self._epoch = 0
+        self._epochs: dict[str, int] = {}
         self._writers: dict[str, InstanceWriter] = {}
 
     async def start(self, name: str, cached: Iterable[str] = ()) -> None:
         self._epoch += 1
+        self._epochs[name] = self._epoch
         writer = self._writers[name] = InstanceWriter(self._client, stage(name, self._epoch), ttl_s=600)
         await writer.begin(take_over=True)
         await writer.announce(list(dict.fromkeys(block for text in cached for block in chain(text))))
@@ -133,15 +135,18 @@ class RedisFleet(Fleet):
             await writer.announce(list({block for text in texts for block in chain(text)}))
 
     async def check(self, held: dict[str, set[str]]) -> None:
-        prefix = f"{store.PREFIX}block:".encode()
-        found: dict[str, set[bytes]] = {name: set() for name in held}
+        prefix = f"{store.PREFIX}held:".encode()
+        found: dict[str, set[bytes]] = {store.incarnation(name, self._epochs[name]): set() for name in held}
         async for key in self._client.scan_iter(match=prefix + b"*", count=1000):
-            for name in await self._client.hkeys(key):
-                found[name.decode()].add(key.removeprefix(prefix))
-        assert found == {name: {block for text in texts for block in chain(text)} for name, texts in held.items()}
-        for name, blocks in found.items():
-            assert set(await self._client.smembers(store.own_key(name))) == blocks
-        assert {name.decode() for name in await self._client.smembers(store.INSTANCES)} == set(held)
+            incarnation = key.removeprefix(prefix)[:-3].decode()  # without the colon and the bucket
+            name, _, epoch = incarnation.rpartition(":")
+            for block in await self._client.hkeys(key):
+                assert key == store.held_key(name, int(epoch), block)
+                found[incarnation].add(block)
+        assert {incarnation.partition(":")[0]: blocks for incarnation, blocks in found.items()} == {
+            name: {block for text in texts for block in chain(text)} for name, texts in held.items()
+        }
+        assert {member.decode() for member in await self._client.smembers(store.INSTANCES)} == set(found)
 
 
 def stage(name: str, epoch: int = 1) -> StageDescription:

@@ -54,10 +54,8 @@ async def until(holds: Callable[[], object], timeout_s: float = 5.0) -> None:
 
 
 async def held(client: store.Client, instance_id: str) -> set[bytes]:
-    """What Redis says the instance holds, and both directions agree on: of a block that one lacks, the empty hash."""
-    own: set[bytes] = set(await client.smembers(store.own_key(instance_id)))
-    blocks = set()
-    async for key in client.scan_iter(match=f"{store.PREFIX}block:*"):
-        if await client.hexists(key, instance_id):
-            blocks.add(key.removeprefix(f"{store.PREFIX}block:".encode()))
-    return own if own == blocks else own | {b""}
+    """What Redis keeps of the instance, of whatever epoch."""
+    blocks: set[bytes] = set()
+    async for key in client.scan_iter(match=f"{store.PREFIX}held:{instance_id}:*", count=1000):
+        blocks.update(await client.hkeys(key))
+    return blocks

@@ -61,7 +61,7 @@ async def nobody(index: RedisIndex) -> bool:
 
 
 async def owns_nothing(client: store.Client, instance_id: str) -> bool:
-    return await client.scard(store.own_key(instance_id)) == 0
+    return not await held(client, instance_id)
 
 
 def patient(url: str) -> RedisIndex:
@@ -234,6 +234,18 @@ async def test_too_many_changes_at_once_become_one_announcement(
         await until(lambda: announcer.announcements >= 2 and announcer.connected)
         await announcer.settled()
         await until(lambda: holds(client, "m1", cache.blocks))
+
+
+async def test_a_redis_that_evicts_is_used_but_named(
+    server: RedisServer, client: store.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cache("ab").announced(server.url) as announcer:
+        await until(lambda: announcer.connected)
+    assert "maxmemory-policy" not in caplog.text
+    await client.config_set("maxmemory-policy", "allkeys-lru")
+    async with Cache("ab").announced(server.url) as announcer:
+        await until(lambda: announcer.connected)
+    assert "maxmemory-policy allkeys-lru" in caplog.text
 
 
 async def test_a_snapshot_that_fails_is_tried_again(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -132,7 +132,8 @@ async def test_entries_of_another_epoch_never_score_even_if_nobody_cleared_them(
 ) -> None:
     await announce(client, "m1", "abc"[:own])
     for block in chain("abc")[own:]:
-        await client.hset(f"{store.PREFIX}block:".encode() + block, "m1", "999")
+        await client.hset(store.held_key("m1", 999, block), block, "")
+    await client.sadd(store.INSTANCES, store.incarnation("m1", 999))
     async with RedisIndex(server.url, timeout_s=1) as index:
         assert (await index.lookup(chain("abc"))).depths.get("m1", 0) == own
 
