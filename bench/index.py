@@ -1,4 +1,4 @@
-"""`python -m bench.index`: the shared prefix index on a real Redis. Look-ups, announcements, memory, and how they grow."""
+"""`python -m bench.index`: the prefix index on a real Redis. Look-ups, announcements, memory, and how they grow."""
 
 import asyncio
 import json
@@ -26,8 +26,8 @@ from kvrelay.load.hits import SKEWED, HitRates
 from kvrelay.types import CacheChange, LayoutFingerprint, Role, StageDescription
 
 ABOUT = (
-    "A real redis-server on this host, over loopback; look-ups by RedisIndex, writes by InstanceWriter of another process. "
-    "Nothing is emulated. Intervals are the lowest and the highest of the runs."
+    "A real redis-server on this host, over loopback; look-ups by RedisIndex, writes by InstanceWriter of another "
+    "process. Nothing is emulated. Intervals are the lowest and the highest of the runs."
 )
 
 
@@ -86,7 +86,7 @@ def holders_of(document: int, plan: Plan) -> list[int]:
 
 
 async def fill(url: str, plan: Plan) -> tuple[Filled, list[float]]:
-    """-> what Redis holds, and (block, holder) pairs a second as one stage after the other announced all that it has."""
+    """-> what Redis holds, and (block, holder) pairs a second as one stage after the other announced its cache."""
     count = max(1, round(plan.blocks / plan.prompt_blocks))
     documents = chains(1, count, plan.prompt_blocks)
     owned: dict[int, list[bytes]] = {n: [] for n in range(plan.instances)}

@@ -3,10 +3,10 @@
 <prefix>instances                      SET   of incarnations, <id>:<epoch>, that have announced and were not cleared yet
 <prefix>instance:<id>                  HASH  epoch, sequence, description (JSON), scoring (the epoch, once its cache is
                                              announced in full); TTL renewed by heartbeats
-<prefix>held:<id>:<epoch>:<bucket>     HASH  block hash (16 bytes) -> nothing; there are 1024 buckets, by a hash's first bits
+<prefix>held:<id>:<epoch>:<bucket>     HASH  block hash (16 bytes) -> nothing; 1024 buckets, by a hash's first 10 bits
 
-Redis keeps a hash of up to 512 short fields in one piece: ~22 bytes a block, where a set of its own costs ~90. So an instance
-of up to half a million blocks stays small; a larger one only costs more.
+Redis keeps a hash of up to 512 short fields in one piece: ~22 bytes a block, where an entry of its own costs ~90. So an
+instance of up to half a million blocks stays small; a larger one only costs more.
 """
 
 import dataclasses
