@@ -36,16 +36,21 @@ def time_cells(spread: Spread) -> list[str]:
 
 def fact_lines(summary: Summary) -> list[tuple[str, str]]:
     """(name, value) of everything that is not a time; a list's later lines have no name."""
+    lines = figure_lines(summary)
+    for title, counts in counted(summary).items():
+        lines += [(title if i == 0 else "", f"{n} × {name}") for i, (name, n) in enumerate(counts.items())]
+    return lines + conditions(summary)
+
+
+def figure_lines(summary: Summary) -> list[tuple[str, str]]:
+    """(name, value) of what is neither a time nor a list."""
     lines = [("requests", _outcomes(summary)), ("throughput", _throughput(summary))]
     lines += _worth(summary)
     total = sum(summary.tokens.values()) or 1
     shares = ", ".join(f"{source} {count:,} ({count / total:.1%})" for source, count in summary.tokens.items())
     lines.append(("tokens by stage", shares))
     lines.append(("prompt hits", f"P {summary.hit_prefill:.1%}, MD {summary.hit_main:.1%}, gap {summary.hit_gap:+.1%}"))
-    lines += _link(summary)
-    for title, counts in _counted(summary).items():
-        lines += [(title if i == 0 else "", f"{n} × {name}") for i, (name, n) in enumerate(counts.items())]
-    return lines + _conditions(summary)
+    return lines + _link(summary)
 
 
 def _outcomes(summary: Summary) -> str:
@@ -80,7 +85,8 @@ def _link(summary: Summary) -> list[tuple[str, str]]:
     return [("KV over the WAN", f"{summary.wan_bytes / 1e6:.1f} MB{saved}{use}{cut}")]
 
 
-def _counted(summary: Summary) -> Mapping[str, Mapping[str, int]]:
+def counted(summary: Summary) -> Mapping[str, Mapping[str, int]]:
+    """How often what happened, by kind."""
     return {
         "pipelines": summary.reasons,
         "fallbacks": summary.fallbacks,
@@ -90,7 +96,8 @@ def _counted(summary: Summary) -> Mapping[str, Mapping[str, int]]:
     }
 
 
-def _conditions(summary: Summary) -> list[tuple[str, str]]:
+def conditions(summary: Summary) -> list[tuple[str, str]]:
+    """(name, value) of what may have bent the times."""
     near = ": NEAR ITS LIMIT, its own delays may be in these times; use --processes"
     own = f"{summary.cpu_share:.0%} of a core{near if summary.cpu_share >= NEAR_LIMIT else ''}"
     lines = [("the generator used", own)] if summary.cpu_share else []

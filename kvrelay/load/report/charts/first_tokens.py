@@ -1,0 +1,83 @@
+"""How soon the first and the second token came: cumulative distributions."""
+
+import bisect
+from collections.abc import Sequence
+
+from kvrelay.load.record import Record
+from kvrelay.load.report.plot import Chart, Entry, Plot, Point, across, upwards
+from kvrelay.load.report.scale import nice_high, span_unit
+
+LOG_FROM = 30.0
+"""Longest ÷ shortest: from here on, the axis is logarithmic."""
+MOST_POINTS = 500
+STRIPS = 80
+LABELLED = (0.5, 0.9, 0.99)
+
+
+def chart(records: Sequence[Record]) -> Chart:
+    """Of the counted ones."""
+    counted = [record for record in records if record.counted]
+    first = sorted(record.ttft_ms for record in counted if record.ttft_ms is not None)
+    second = sorted(record.ttst_ms for record in counted if record.ttst_ms is not None)
+    name, title = "first-tokens", "Time to the first and to the second token"
+    says = (
+        f"Share of requests whose token had come by then: {len(first):,} first tokens, {len(second):,} second ones. "
+        "A system that sends its first token early and then stalls shows it in the second."
+    )
+    if not first:
+        return Chart(name, title, says, empty="No whole answer has a token, so there is no time to show.")
+    plot = _plot(first, second)
+    legend = [Entry("prefill", "first token (TTFT)")] + ([Entry("relay", "second token (TTST)")] if second else [])
+    return Chart(name, title, says, plot.drawn(name, title, says), legend=legend)
+
+
+def _plot(first: list[float], second: list[float]) -> Plot:
+    longest, shortest = max(first[-1], *second[-1:], 1e-3), max(min(first[0], *second[:1]), 1e-3)
+    unit = span_unit(longest)
+    log = longest / shortest >= LOG_FROM
+    x = (
+        across(shortest / unit.size, longest / unit.size * 1.05, log=True)
+        if log
+        else across(0, nice_high(longest / unit.size))
+    )
+    axis = f"time since the request was sent ({unit.name}{', logarithmic' if log else ''})"
+    plot = Plot(x, upwards(0, 100), axis, "requests (%)")
+    for times, kind, short in ((second, "relay", "TTST"), (first, "prefill", "TTFT")):
+        scaled = [time / unit.size for time in times]
+        plot.line(steps(scaled, x.low, x.high), kind)
+        for share in LABELLED if short == "TTFT" else ():
+            value = scaled[quantile_place(share, len(scaled))]
+            plot.dot(value, 100 * share, f"P{100 * share:.0f} {value:,.4g} {unit.name}", kind)
+    plot.strips(_tips(plot, first, second, unit.size, unit.name))
+    return plot
+
+
+def quantile_place(share: float, count: int) -> int:
+    """Where in `count` sorted values at least `share` of them are reached."""
+    return min(count - 1, max(0, -int(-share * count // 1) - 1))
+
+
+def steps(times: Sequence[float], low: float, high: float) -> list[Point]:
+    """A staircase from (low, 0) to (high, 100) through sorted times; of many, about MOST_POINTS."""
+    points: list[Point] = [(low, 0.0)]
+    stride = max(1, len(times) // MOST_POINTS)
+    for place in [*range(stride - 1, len(times) - 1, stride), len(times) - 1] if times else []:
+        points += [(times[place], points[-1][1]), (times[place], 100 * (place + 1) / len(times))]
+    return [*points, (high, points[-1][1])]
+
+
+def _tips(
+    plot: Plot, first: Sequence[float], second: Sequence[float], size: float, unit: str
+) -> list[tuple[float, float, str]]:
+    width = (plot.x.end - plot.x.start) / STRIPS
+    tips = []
+    for number in range(STRIPS):
+        low, high = (plot.x.value(plot.x.start + width * edge) for edge in (number, number + 1))
+        by = (low + high) / 2
+        shares = [
+            f"{name} {bisect.bisect_right(times, by * size) / len(times):.1%}"
+            for name, times in (("first token", first), ("second token", second))
+            if times
+        ]
+        tips.append((low, high, f"by {by:,.4g} {unit}: {', '.join(shares)}"))
+    return tips
