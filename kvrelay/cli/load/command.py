@@ -1,12 +1,16 @@
 """`kvrelay load`: measures a router under load."""
 
+import shlex
+import sys
+
 import typer
 
 from kvrelay.cli import options as o
 from kvrelay.cli.console import run
 from kvrelay.cli.load import flags as f
 from kvrelay.cli.load.own_limit import show_own_limit
-from kvrelay.cli.load.session import Session, Shown
+from kvrelay.cli.load.session import Session
+from kvrelay.cli.load.shown import Shown
 from kvrelay.cli.load.wanted import Said, When, finite, parsed
 from kvrelay.cli.load.whom import Whom
 from kvrelay.load.hits import SKEWED
@@ -76,6 +80,7 @@ def load(
     jsonl: f.Jsonl = None,
     summary_json: f.SummaryJson = None,
     summary_csv: f.SummaryCsv = None,
+    html: f.Html = None,
 ) -> None:
     """Ask many prompts; show times, pipelines, tokens by stage. Exit code 1 if any answer failed or was wrong."""
     if self_test:
@@ -113,7 +118,7 @@ def load(
             shown=Shown(
                 parsed("--goodput", Slo.parse, goodput) if goodput else None,
                 parsed("--cost", Prices.parse, cost) if cost else None,
-                jsonl, summary_json, summary_csv,
+                jsonl, summary_json, summary_csv, html, shlex.join(["kvrelay", *sys.argv[1:]]),
             ),
         )  # fmt: skip
         session.refuse_nonsense()

@@ -117,3 +117,4 @@ SelfTest = Annotated[bool, _in(SHOWN, "Measure what this generator can drive on 
 Jsonl = Annotated[Path | None, _in(SHOWN, "Write a record a request.", dir_okay=False)]
 SummaryJson = Annotated[Path | None, _in(SHOWN, "Write the summary.", dir_okay=False)]
 SummaryCsv = Annotated[Path | None, _in(SHOWN, "Write the summary.", dir_okay=False)]
+Html = Annotated[Path | None, _in(SHOWN, "Write the run as one page with charts.", dir_okay=False)]

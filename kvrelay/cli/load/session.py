@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,37 +13,20 @@ from kvrelay.cli.console import err, out
 from kvrelay.cli.load.board import progress
 from kvrelay.cli.load.check import compared
 from kvrelay.cli.load.flags import WorkloadKind
-from kvrelay.cli.load.sweep_table import knee_line, sweep_table, write_csv, write_json
+from kvrelay.cli.load.shown import Shown
+from kvrelay.cli.load.sweep_table import knee_line, sweep_table
 from kvrelay.cli.load.wanted import Made, Said
 from kvrelay.cli.load.whom import Whom
 from kvrelay.load.arrival import Arrival
 from kvrelay.load.hostile import Hostility
 from kvrelay.load.record import Record
-from kvrelay.load.report import files
 from kvrelay.load.report.terminal import render
 from kvrelay.load.run import LoadOptions, LoadRun, Observer
 from kvrelay.load.shards import ShardsResult, run_shards
 from kvrelay.load.strain import strain
-from kvrelay.load.summary import Summary, summarise
+from kvrelay.load.summary import summarise
 from kvrelay.load.surroundings import Watch, watch
 from kvrelay.load.sweep import Search, Step, sweep
-from kvrelay.load.worth import Prices, Slo
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What is computed and written at the end."""
-
-    slo: Slo | None
-    prices: Prices | None
-    jsonl: Path | None
-    json: Path | None
-    csv: Path | None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Of the files."""
-        return [path for path in (self.jsonl, self.json, self.csv) if path is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +69,9 @@ class Session:
             raise ValueError("--check compares with an engine of the fleet's model; it cannot go with --against")
         if self.check_limit and self.search:
             raise ValueError("--check compares the answers of one run; it cannot go with a sweep")
-        for path in self.shown.paths:
-            if not path.parent.is_dir():
-                raise ValueError(f"{path}: there is no directory {path.parent}")
+        if self.shown.html is not None and self.search:
+            raise ValueError("--html shows one run; it cannot go with a sweep")
+        self.shown.refuse_nonsense()
 
     async def run(self) -> int:
         """-> the exit code: 1 if anything failed, was wrong, or nothing was asked."""
@@ -109,7 +91,7 @@ class Session:
         warnings = [f"warm-up: {error}" for error in done.warm_up_errors]
         warnings += strain(records, done.cpu_share, queues=self.most_in_flight is not None)
         warn(warnings)
-        await asyncio.to_thread(self._write, summary, records, warnings)
+        await asyncio.to_thread(self.shown.write, summary, records, self._facts, warnings, seen)
         return exit_code(records)
 
     async def _checked(self, records: list[Record], seen: Watch) -> list[Record]:
@@ -119,7 +101,10 @@ class Session:
         return await compared(records, seen.before.stages[0].info, self.whom.template, self.check_limit)
 
     async def _swept(self, search: Search) -> int:
-        """-> the exit code: 1 if any request failed. Overload is what a sweep looks for: unfinished ones are none."""
+        """-> the exit code: 1 if there is no knee, or a request failed at a rate that was carried.
+
+        Overload is what a sweep looks for: what fails then is no fault.
+        """
         busiest, warnings = 0.0, list[str]()
 
         async def ran(options: LoadOptions) -> list[Record]:
@@ -139,8 +124,9 @@ class Session:
         out.print(knee_line(steps))
         warnings += strain(records, busiest, queues=self.most_in_flight is not None)
         warn(warnings)
-        await asyncio.to_thread(self._write_sweep, steps, records)
-        return 1 if any(record.outcome == "failed" for record in records) or not records else 0
+        await asyncio.to_thread(self.shown.write_sweep, steps, records)
+        carried = [record for step, run in zip(steps, runs, strict=True) if step.carried for record in run]
+        return exit_code(carried)
 
     def _made(self, said: Said, seen: Watch) -> Made:
         try:
@@ -164,29 +150,15 @@ class Session:
             processes=self.processes,
         )
 
-    def _write(self, summary: Summary, records: list[Record], warnings: list[str]) -> None:
-        facts: dict[str, Any] = {
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {
             "target": self.whom.name,
             "workload": str(self.said.kind),
             "arrival": repr(self.arrival),
             "seed": self.said.seed,
             "processes": self.processes,
-            "warnings": "; ".join(warnings),
         }
-        if self.shown.jsonl is not None:
-            files.write_jsonl(records, self.shown.jsonl)
-        if self.shown.json is not None:
-            files.write_json(summary, facts, self.shown.json)
-        if self.shown.csv is not None:
-            files.write_csv(summary, facts, self.shown.csv)
-
-    def _write_sweep(self, steps: list[Step], records: list[Record]) -> None:
-        if self.shown.jsonl is not None:
-            files.write_jsonl(records, self.shown.jsonl)
-        if self.shown.json is not None:
-            write_json(steps, self.shown.json)
-        if self.shown.csv is not None:
-            write_csv(steps, self.shown.csv)
 
 
 def warn(warnings: list[str]) -> None:
