@@ -41,7 +41,7 @@ class Shown:
         self,
         summary: Summary,
         records: Sequence[Record],
-        facts: Mapping[str, Any],
+        facts: dict[str, Any],
         warnings: Sequence[str],
         seen: Watch,
     ) -> None:
