@@ -19,7 +19,7 @@ code { font: 13px/1.5 ui-monospace, monospace; background: var(--raised); paddin
 .note { background: var(--note); border-left: 4px solid var(--relay); padding: 8px 12px; margin: 8px 0;
   overflow-wrap: anywhere; }
 .note.bad { border-color: var(--failed); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); gap: 12px; margin: 20px 0; }
 .tile { background: var(--raised); border-radius: 8px; padding: 10px 14px; }
 .tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
@@ -36,6 +36,7 @@ svg text.note { font-size: 11.5px; paint-order: stroke; stroke: var(--ground); s
 .line { fill: none; stroke: var(--kind); stroke-width: 2; stroke-linejoin: round; }
 .area { fill: var(--kind); opacity: .22; }
 .bar, .dot { fill: var(--kind); }
+.bar { shape-rendering: crispEdges; }
 .strip, .ground { fill: transparent; }
 .strip:hover { fill: var(--ink); opacity: .09; }
 .row:hover .ground { fill: var(--ink); opacity: .12; }

@@ -27,9 +27,12 @@ def joined(*children: str) -> Markup:
     return Markup("".join(child if isinstance(child, Markup) else text(child) for child in children))
 
 
+UNSHOWN = dict.fromkeys([*(code for code in range(32) if chr(code) not in "\t\n"), 127, 0xFFFE, 0xFFFF], "?")
+
+
 def text(said: str) -> Markup:
-    """Escaped. What is no character (as in a file name that is not UTF-8) becomes a question mark."""
-    return Markup(escape(said.encode("utf-8", "replace").decode("utf-8")))
+    """Escaped. What no page may hold (control characters, a file name's bytes that are not UTF-8) becomes "?"."""
+    return Markup(escape(said.translate(UNSHOWN).encode("utf-8", "replace").decode("utf-8")))
 
 
 def _name(key: str) -> str:

@@ -94,7 +94,8 @@ def _notes(run: Run) -> list[Markup]:
             f"{summary.steps_overrun:,} of {summary.steps:,} steps took longer than the pace allows."
         )
     said = [el("div", f"{line[0].upper()}{line[1:]}.", class_="note bad") for line in bad]
-    return [*said, *(el("div", text, class_="note") for text in (*run.warnings, *notes))]
+    said += [el("div", el("b", "Warning: "), text, class_="note") for text in run.warnings]
+    return [*said, *(el("div", text, class_="note") for text in notes)]
 
 
 def _tiles(summary: Summary) -> Markup:

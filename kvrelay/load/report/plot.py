@@ -7,7 +7,7 @@ from kvrelay.load.report.markup import NOTHING, Markup, el, joined, number
 from kvrelay.load.report.scale import Scale
 
 WIDTH, HEIGHT = 960.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 68.0, 18.0, 12.0, 46.0
+LEFT, RIGHT, TOP, BOTTOM = 68.0, 30.0, 14.0, 46.0
 
 Point = tuple[float, float]
 

@@ -52,9 +52,9 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """1, 2, 5 × powers of ten; powers only if those are too many."""
+    """Round ones between and at powers of ten, as many as there is room for; else some of the powers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for factors in ((1, 2, 5), (1,)):
+    for factors in ((1, 2, 3, 5, 7), (1, 2, 5), (1,)):
         values = [factor * 10.0**power for power in powers for factor in factors]
         within = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
         if len(within) <= most:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from kvrelay.load.record import Record
 from kvrelay.load.report.plot import Chart, Entry, Plot, Point, across, upwards
 from kvrelay.load.report.scale import nice_high, span_unit
+from kvrelay.load.spread import Spread
 
 LOG_FROM = 30.0
 """Longest ÷ shortest: from here on, the axis is logarithmic."""
 MOST_POINTS = 500
 STRIPS = 80
-LABELLED = (0.5, 0.9, 0.99)
 
 
 def chart(records: Sequence[Record]) -> Chart:
@@ -34,9 +34,10 @@ def chart(records: Sequence[Record]) -> Chart:
 def _plot(first: list[float], second: list[float]) -> Plot:
     longest, shortest = max(first[-1], *second[-1:], 1e-3), max(min(first[0], *second[:1]), 1e-3)
     unit = span_unit(longest)
+    digits = 1 if unit.name == "ms" else 2
     log = longest / shortest >= LOG_FROM
     x = (
-        across(shortest / unit.size, longest / unit.size * 1.05, log=True)
+        across(shortest / unit.size * 0.95, longest / unit.size * 1.05, log=True)
         if log
         else across(0, nice_high(longest / unit.size))
     )
@@ -45,16 +46,11 @@ def _plot(first: list[float], second: list[float]) -> Plot:
     for times, kind, short in ((second, "relay", "TTST"), (first, "prefill", "TTFT")):
         scaled = [time / unit.size for time in times]
         plot.line(steps(scaled, x.low, x.high), kind)
-        for share in LABELLED if short == "TTFT" else ():
-            value = scaled[quantile_place(share, len(scaled))]
-            plot.dot(value, 100 * share, f"P{100 * share:.0f} {value:,.4g} {unit.name}", kind)
+        spread = Spread.of(scaled) if short == "TTFT" else None
+        for share, value in ((0.5, spread.p50), (0.9, spread.p90), (0.99, spread.p99)) if spread else ():
+            plot.dot(value, 100 * share, f"P{100 * share:.0f} {value:,.{digits}f} {unit.name}", kind)
     plot.strips(_tips(plot, first, second, unit.size, unit.name))
     return plot
-
-
-def quantile_place(share: float, count: int) -> int:
-    """Where in `count` sorted values at least `share` of them are reached."""
-    return min(count - 1, max(0, -int(-share * count // 1) - 1))
 
 
 def steps(times: Sequence[float], low: float, high: float) -> list[Point]:

@@ -30,12 +30,12 @@ def chart(records: Sequence[Record]) -> Chart:
     buckets = Buckets(low, max(*moments, low + 1e-3), count)
     says = (
         f"Of each prompt, the share that was in a cache: median (line) and P10 to P90 (band) of the requests sent "
-        f"within {buckets.width_s:,.3g} s each."
+        f"within {buckets.width_s:,.3g} s each; side by side."
     )
     plot = Plot(across(buckets.low_s, buckets.high_s), upwards(0, 100), "sent, since the run began (s)", "hit (%)")
     found = [(kind, side, [_band(values) for values in buckets.sorted(hits)]) for kind, side, hits in sides]
-    for kind, _, bands in found:
-        _draw(plot, buckets, kind, bands)
+    for number, (kind, _, bands) in enumerate(found):
+        _draw(plot, buckets, kind, number, bands)
     tips = []
     for number in range(count):
         start, end = buckets.edges(number)
@@ -63,10 +63,12 @@ def _said(band: Band) -> str:
     return f"median {band[2]:.0f} %, P10 {band[1]:.0f} %, P90 {band[3]:.0f} % of {band[0]} requests"
 
 
-def _draw(plot: Plot, buckets: Buckets, kind: str, bands: Sequence[Band]) -> None:
-    """Steps; a bucket without requests leaves a hole."""
+def _draw(plot: Plot, buckets: Buckets, kind: str, side: int, bands: Sequence[Band]) -> None:
+    """Steps on the left (side 0) or the right half of their bucket; one without requests leaves a hole."""
     for number, band in enumerate(bands):
         if band is not None:
-            (start, end), (_, p10, p50, p90) = buckets.edges(number), band
+            (low, high), (_, p10, p50, p90) = buckets.edges(number), band
+            place, width = 0.06 + 0.46 * side, 0.42
+            start, end = (low + (high - low) * share for share in (place, place + width))
             plot.area([(start, p90), (end, p90)], [(start, p10), (end, p10)], kind)
             plot.line([(start, p50), (end, p50)], kind)

@@ -39,10 +39,8 @@ def _counted(samples: Sequence[LinkSample], end_s: float, rate_bytes_per_s: floa
         for rates, amount in ((out, b.out_bytes - a.out_bytes), (back, b.back_bytes - a.back_bytes)):
             for number, part in buckets.spread(a.at_s - zero_s, b.at_s - zero_s, amount):
                 rates[number] += part / buckets.width_s
-    says = (
-        f"Bytes per second through the WAN emulator, all in, means of {buckets.width_s:,.2g} s; "
-        "times before 0 are the warm-up of the caches."
-    )
+    says = f"Bytes per second through the WAN emulator, all in, means of {buckets.width_s:,.2g} s."
+    says += " Before 0: the warm-up of the caches." if buckets.low_s < -buckets.width_s else ""
     return _drawn(says, buckets, [Flow("main", "A to B", out), Flow("relay", "B to A", back)], rate_bytes_per_s)
 
 

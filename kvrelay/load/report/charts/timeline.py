@@ -97,7 +97,7 @@ def _plot(drawn: Sequence[tuple[Record, list[Segment]]]) -> Plot:
     ends = [record.sent_s + record.e2el_ms / 1e3 for record, _ in drawn]
     low, high = min(0.0, *starts), max(*ends, *(part.end_s for _, parts in drawn for part in parts), 1e-3)
     y = Scale(0, len(drawn), TOP, TOP + row_px * len(drawn))
-    plot = Plot(across(low, high), y, "time since the run began (s)", "request", height)
+    plot = Plot(across(low, high), y, "time since the run began (s)", "requests, as sent", height)
     for row, (record, parts) in enumerate(drawn):
         plot.add(_row(plot, row, row_px, record, parts))
     return plot

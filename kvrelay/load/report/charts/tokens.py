@@ -26,6 +26,7 @@ def chart(records: Sequence[Record]) -> Chart:
         f"Tokens per second at the clients, stacked, means of {buckets.width_s:,.2g} s; those of the warm-up and of "
         f"broken answers too. Of {total:,} tokens: {shares}."
     )
+    says += " No request was relayed." if "main" in came and "relay" not in came else ""
     rates = {
         source: [len(piece) / buckets.width_s for piece in buckets.sorted((at_s, 1.0) for at_s in moments)]
         for source, moments in came.items()
