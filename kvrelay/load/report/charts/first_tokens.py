@@ -32,7 +32,7 @@ def chart(records: Sequence[Record]) -> Chart:
 
 
 def _plot(first: list[float], second: list[float]) -> Plot:
-    longest, shortest = max(first[-1], *second[-1:], 1e-3), max(min(first[0], *second[:1]), 1e-3)
+    longest, shortest = max([first[-1], *second[-1:], 1e-3]), max(min([first[0], *second[:1]]), 1e-3)
     unit = span_unit(longest)
     digits = 1 if unit.name == "ms" else 2
     log = longest / shortest >= LOG_FROM
