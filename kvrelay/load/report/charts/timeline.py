@@ -10,6 +10,8 @@ from kvrelay.load.report.plot import BOTTOM, TOP, Chart, Entry, Plot, across, re
 from kvrelay.load.report.scale import Scale
 
 MOST_ROWS = 300
+LEAST_ROWS = 6
+"""Of fewer, the rest is left empty."""
 ROW_PX = (3.0, 18.0)
 """Lowest and highest row."""
 WANTED_PX = 420.0
@@ -92,11 +94,12 @@ def _between(before: str, after: str) -> str:
 
 def _plot(drawn: Sequence[tuple[Record, list[Segment]]]) -> Plot:
     row_px = min(ROW_PX[1], max(ROW_PX[0], WANTED_PX / len(drawn)))
-    height = TOP + BOTTOM + row_px * len(drawn)
+    rows = max(len(drawn), LEAST_ROWS)
+    height = TOP + BOTTOM + row_px * rows
     starts = [min(record.due_s, record.sent_s) for record, _ in drawn]
     ends = [record.sent_s + record.e2el_ms / 1e3 for record, _ in drawn]
     low, high = min(0.0, *starts), max(*ends, *(part.end_s for _, parts in drawn for part in parts), 1e-3)
-    y = Scale(0, len(drawn), TOP, TOP + row_px * len(drawn))
+    y = Scale(0, rows, TOP, TOP + row_px * rows)
     plot = Plot(across(low, high), y, "time since the run began (s)", "requests, as sent", height)
     for row, (record, parts) in enumerate(drawn):
         plot.add(_row(plot, row, row_px, record, parts))
