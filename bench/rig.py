@@ -16,20 +16,20 @@ EMULATED = (
 )
 
 # By estimate; to be frozen where `python -m bench.paper --calibrate` gives pd-remote a TTFT P50 of 1.6 x pd-local's.
-WAN_RATE_BYTES_PER_S = 650_000.0
+WAN_RATE_BYTES_PER_S = 480_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
     """Equal for all systems of a run: declared before it."""
 
-    pace: str = "fixed=40,token=0.1"
+    pace: str = "fixed=50,token=0.1"
     wan_rate_bytes_per_s: float = WAN_RATE_BYTES_PER_S
     wan_delay_ms: float = 2.0
     """One way."""
     decode_slots: int = 16
     """In all: the baselines' one main stage has them; pdd divides them between relay and main."""
-    relay_slots: int = 4
+    relay_slots: int = 2
     pool_tokens: int = 65536
     stall_ms: float = 60.0
     """pdd's planner: one decode step and a half may be missed (the router's default, 200, is made for a person)."""
