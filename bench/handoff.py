@@ -38,11 +38,11 @@ MODES = {"one-shot": 2, "catch-up": 3, "dynamic": 1}
 class Plan:
     """Declared before the run."""
 
-    tokens: tuple[int, ...] = (1, 4, 16, 64, 128, 256, 512)
+    tokens: tuple[int, ...] = (1, 16, 64, 128, 256, 512)
     """Handed over."""
-    repeats: int = 30
+    repeats: int = 12
     prompt_tokens: int = 512
-    relayed: int = 60
+    relayed: int = 24
     """Requests of each mode."""
     background: int = 3
     """Other streams at MD meanwhile."""
