@@ -13,7 +13,7 @@ from pydantic_settings import CliApp, CliSettingsSource, SettingsError
 from kvrelay.errors import KvrelayError
 from kvrelay.malloc import keep_large_buffers
 from kvrelay.rpc.address import split_address
-from kvrelay.settings import ProgramSettings, ServiceSettings
+from kvrelay.settings import ProgramSettings, ServiceSettings, StageSettings
 from kvrelay.telemetry import logging as telemetry
 
 EXIT_STOPPED = 0
@@ -64,6 +64,8 @@ def check_addresses(settings: ProgramSettings) -> None:
         return
     if settings.metrics_listen:
         split_address(settings.metrics_listen, "metrics_listen")
+    if isinstance(settings, StageSettings) and settings.bulk_listen:
+        split_address(settings.bulk_listen, "bulk_listen")
     if settings.redis_url and urlsplit(settings.redis_url).scheme not in _REDIS_SCHEMES:
         raise ValueError(f"redis_url: must begin with one of {', '.join(_REDIS_SCHEMES)}, got {settings.redis_url!r}")
 

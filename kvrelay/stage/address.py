@@ -19,7 +19,15 @@ async def advertised_address(settings: StageSettings, bound: str) -> str:
 
     StageFailed: the emulator cannot be asked.
     """
-    address = settings.advertise or _dialable(bound)
+    return await _reached(settings, settings.advertise or _dialable(bound))
+
+
+async def advertised_bulk_address(settings: StageSettings, bound: str) -> str:
+    """`bulk_advertise`, or where bulk connections are bound; through the emulator likewise. StageFailed likewise."""
+    return await _reached(settings, settings.bulk_advertise or _dialable(bound))
+
+
+async def _reached(settings: StageSettings, address: str) -> str:
     if not settings.advertise_via:
         return address
     stub_request = wan_pb2.MapTargetRequest(target=address, target_site=settings.site)

@@ -13,7 +13,7 @@ from kvrelay.proto.v1 import decode_pb2_grpc, kv_pb2_grpc, stage_pb2_grpc
 from kvrelay.rpc.server import GrpcServer, grpc_server
 from kvrelay.settings import StageSettings
 from kvrelay.stage import decode, service
-from kvrelay.stage.address import advertised_address
+from kvrelay.stage.address import advertised_address, advertised_bulk_address
 from kvrelay.stage.announce import announced
 from kvrelay.stage.core import StageCore, stage_core
 from kvrelay.stage.decode import DecodeService
@@ -21,6 +21,7 @@ from kvrelay.stage.load import LoadMeter
 from kvrelay.stage.service import StageService
 from kvrelay.telemetry.serve import serve_metrics
 from kvrelay.transfer import servicer as transfer
+from kvrelay.transfer.bulk_server import BulkServer, bulk_server
 from kvrelay.transfer.receiver import KvReceiver
 from kvrelay.transfer.servicer import KvTransferServicer
 from kvrelay.types import LinkLoad, Role, StageDescription
@@ -83,12 +84,13 @@ async def decode_app(settings: StageSettings, role: Role) -> AsyncIterator[Stage
 
     KvrelayError, OSError, ValueError: it cannot start; the text says why.
     """
-    async with stage_core(settings, role) as core:
+    async with stage_core(settings, role) as core, _bulk_doors(settings) as doors:
         receiver = KvReceiver(
             core.pool,
             core.description.layout,
             epoch=core.description.epoch,
             offer_wait_s=settings.offer_wait_s,
+            doors=doors,
         )
         legs = DecodeService(core, receiver)
         pushes = KvTransferServicer(receiver)
@@ -97,7 +99,7 @@ async def decode_app(settings: StageSettings, role: Role) -> AsyncIterator[Stage
                 decode.SERVICE: lambda server: decode_pb2_grpc.add_DecodeServiceServicer_to_server(legs, server),
                 transfer.SERVICE: lambda server: kv_pb2_grpc.add_KvTransferServiceServicer_to_server(pushes, server),
             },
-            leftovers=[receiver.leftovers],
+            leftovers=[receiver.leftovers, *([doors.leftovers] if doors is not None else [])],
             counters={
                 "received_bytes": lambda: receiver.stats.payload_bytes,
                 "late_frames": lambda: receiver.stats.frames_late,
@@ -107,6 +109,18 @@ async def decode_app(settings: StageSettings, role: Role) -> AsyncIterator[Stage
         )
         async with serving(core, wiring) as app:
             yield app
+
+
+@asynccontextmanager
+async def _bulk_doors(settings: StageSettings) -> AsyncIterator[BulkServer | None]:
+    """The way in for bulk KV connections, if there is to be one. OSError, ValueError, StageFailed: it cannot be had."""
+    if not settings.bulk_listen:
+        yield None
+        return
+    async with bulk_server(settings.bulk_listen) as doors:
+        doors.advertised = await advertised_bulk_address(settings, doors.address)
+        log.info("bulk KV connections at %s, advertised as %s", doors.address, doors.advertised)
+        yield doors
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ _RATE_BYTES_PER_S = tuple(10.0**n * k for n in range(5, 11) for k in (1, 2.5, 5)
 READ_COUNTERS = {
     "preemptions": "Sequences that lost their KV and were computed again",
     "transfer_resumes": "Lanes that were lost and opened again",
+    "bulk_lanes": "Lanes whose frames went over a bulk connection",
+    "grpc_lanes": "Lanes whose frames went over gRPC",
     "received_bytes": "KV payload bytes taken in",
     "late_frames": "Frames of ended transfers, refused",
     "crc_errors": "Frames whose checksum was wrong",

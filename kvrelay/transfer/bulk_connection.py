@@ -15,6 +15,8 @@ from kvrelay.transfer.bulk_server import keep_alive
 from kvrelay.transfer.bulk_wire import BadMessage
 
 _READ_BYTES = 16 * 1024
+SHARE_BYTES = 512 * 1024
+"""After so many without a wait the loop has its turn: acknowledgements, other lanes, other work of the program."""
 
 
 class BulkLost(Exception):
@@ -45,6 +47,7 @@ class BulkConnection:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, Attached] = {}
         self._queue: deque[_Shipment] = deque()
+        self._unshared = 0
         self._waiting = False
         """For the socket to take more."""
         self._acks = bytearray()
@@ -69,7 +72,10 @@ class BulkConnection:
             raise BulkLost("the bulk connection is closed")
         shipment = self._ship(header, payload)
         if shipment.done.done():
-            await asyncio.sleep(0)  # acknowledgements and other lanes must have their turn
+            self._unshared += len(payload)
+            if self._unshared >= SHARE_BYTES:
+                self._unshared = 0
+                await asyncio.sleep(0)
             return shipment.done.result()
         try:
             await shipment.done

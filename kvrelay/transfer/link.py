@@ -77,7 +77,7 @@ class Link:
         """Grants frames while the window has room. Called after whatever may have made one possible."""
         now = time.monotonic()
         while ready := [entry for entry in self._entries if entry.ready]:
-            entry = self._choose(ready)
+            entry = ready[0] if len(ready) == 1 else self._choose(ready)
             if not self.window.admits(entry.outbox.next_length, now):
                 return
             entry.idle.popleft().grant(now)

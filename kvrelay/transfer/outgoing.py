@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 LANE_BYTES = 4 * 1024 * 1024
 """A push opens one more lane for each of these that the receiver misses."""
+NEAR_S = 0.002
+"""A round trip shorter than this is not worth several connections."""
 FAILURES_BESIDE_OTHERS = 2
 """A lane that breaks so often in a row leaves its work to the push's other lanes."""
 
@@ -43,7 +45,7 @@ class OutgoingTransfer:
         self._connections = connections
         self._resume_wait_s = resume_wait_s
         self._stats = stats
-        self._outbox = Outbox(offer.block_bytes, link.window.frame_bytes)
+        self._outbox = Outbox(offer.block_bytes, link.window.next_frame_bytes)
         self._entry = Entry(self._outbox, feed)
         self._lanes: set[asyncio.Task[None]] = set()
         self._opened = 0
@@ -169,7 +171,7 @@ class OutgoingTransfer:
         slot = Slot(self._link, self._entry, number)
         self._moved.set()
         if number == 0 and self._opened == 1:
-            for _ in range(1, min(self._connections, -(-missing.bytes // LANE_BYTES))):
+            for _ in range(1, self._lanes_for(missing.bytes)):
                 self._open_lane()
         writer = asyncio.get_running_loop().create_task(self._write(slot, lane))
         try:
@@ -181,6 +183,13 @@ class OutgoingTransfer:
             writer.cancel()
             slot.close()  # before the wait, which may be cut short
             await asyncio.gather(writer, return_exceptions=True)
+
+    def _lanes_for(self, missing_bytes: int) -> int:
+        """On a short path one connection is as fast as many, and costs less: its buffers stay in the cache."""
+        round_trip = self._link.window.round_trip_s
+        if round_trip is not None and round_trip < NEAR_S:
+            return 1
+        return min(self._connections, -(-missing_bytes // LANE_BYTES))
 
     async def _write(self, slot: Slot, lane: Lane) -> None:
         block_ids, transfer_id = self._feed.block_ids, self._offer.transfer_id

@@ -11,6 +11,13 @@ LONGEST_QUEUE_S = 2.0
 """On a very thin link the most: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
+GAIN = 1.5
+"""Round trips that may be under way: what is more than one stands in a queue, and what is urgent behind it."""
+LATE_S = 0.004
+"""So late may an event loop be without the link running dry."""
+FRAME_S = 0.002
+"""A frame takes so long on its link, within its limits: what is urgent waits for one, and each has its price."""
+MAX_FRAME_BYTES = 1024 * 1024
 _FORGET_S = 1.0
 """Busy seconds after which a slower rate has mostly replaced a faster one."""
 
@@ -25,6 +32,8 @@ class Flight:
     """Bytes acknowledged by then."""
     delivered_at: float
     """When the last of them was, or when the link began to be busy."""
+    before_sent_at: float
+    """When that last one had left."""
     alone: bool
     """Nothing else was under way."""
     starved: bool
@@ -32,10 +41,11 @@ class Flight:
 
 
 class Window:
-    """2 x rate x least round trip + 2 frames, within bounds of bytes and of seconds, shared by all pushes to a peer.
+    """rate x (1.5 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
-    over that time; samples from a link that had too little to send count only if they are higher.
+    over that time, or over the time in which they left if that was longer (acknowledgements come in bursts); samples
+    from a link that had too little to send count only if they are higher.
     """
 
     def __init__(self, frame_bytes: int) -> None:
@@ -48,6 +58,8 @@ class Window:
         self._measured_at = 0.0
         self._delivered = 0
         self._delivered_at = 0.0
+        self._acked_sent_at = 0.0
+        """When the frame that was last acknowledged had left."""
         self._mean = 0.0
         self._mean_s = 0.0
         """Busy seconds that `_mean` is of, older ones counting less."""
@@ -60,11 +72,16 @@ class Window:
         return self._mean
 
     @property
+    def next_frame_bytes(self) -> int:
+        """Of a push that starts now: `frame_bytes`, and up to 1 MiB on a link that is fast."""
+        return max(self.frame_bytes, min(int(self.rate * FRAME_S), MAX_FRAME_BYTES))
+
+    @property
     def size(self) -> int:
         """Bytes that may be under way."""
         if self.round_trip_s is None:
             return MIN_WINDOW_BYTES
-        wanted = 2 * self.rate * self.round_trip_s + 2 * self.frame_bytes
+        wanted = self.rate * (GAIN * self.round_trip_s + LATE_S) + 2 * self.next_frame_bytes
         least = min(MIN_WINDOW_BYTES, self.rate * LEAST_QUEUE_S)
         most = min(MAX_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
         return int(min(max(wanted, least), most))
@@ -86,9 +103,9 @@ class Window:
         """A frame leaves."""
         alone = self.in_flight == 0
         if alone:
-            self._delivered_at = now
+            self._delivered_at = self._acked_sent_at = now
         starved = self._delivered <= self._starved_until
-        flight = Flight(size, now, self._delivered, self._delivered_at, alone, starved)
+        flight = Flight(size, now, self._delivered, self._delivered_at, self._acked_sent_at, alone, starved)
         self.in_flight += size
         return flight
 
@@ -98,7 +115,8 @@ class Window:
         self._delivered += flight.size
         since, self._delivered_at = now - self._delivered_at, now
         self._measure_round_trip(now - flight.sent_at, flight.alone, now)
-        elapsed = now - flight.delivered_at
+        self._acked_sent_at = max(self._acked_sent_at, flight.sent_at)
+        elapsed = max(now - flight.delivered_at, flight.sent_at - flight.before_sent_at)
         if elapsed > 0:
             self._measure_rate((self._delivered - flight.delivered) / elapsed, flight.starved, since)
 

@@ -21,6 +21,8 @@ _HORIZON_S = 0.001
 """Sending is decided so far ahead: event-loop timers are no finer."""
 _CREDIT_S = 0.1
 """Bytes that waited in the kernel for room count as having come when there was room, but no earlier than this."""
+_QUIET_S = 0.002
+"""Bytes that were waiting in the kernel would have been read after this: none were."""
 _PIECE_BYTES = (2 * 1024, 64 * 1024)
 
 
@@ -68,6 +70,10 @@ class Flow:
         self.roomy = roomy
         self.roomy_at: float | None = None
         """Since when a full queue has had room, in the link's time, while bytes still wait in the kernel; else None."""
+        self.puts = 0
+        """So often have bytes come."""
+        self.doubted = False
+        """It is being looked whether bytes do wait in the kernel."""
         self._direction = direction
 
     @property
@@ -143,8 +149,11 @@ class Direction:
         """For flows."""
         now = time.monotonic()
         came = now if flow.roomy_at is None else max(flow.roomy_at, now - _CREDIT_S)
+        flow.puts += 1
         if not more:
             flow.roomy_at = None
+        elif flow.roomy_at is not None:
+            self._doubt(flow)
         if isinstance(item, Mark):
             flow.queue.append((came, item))
         else:
@@ -234,7 +243,25 @@ class Direction:
         if was_full and flow.room >= _PIECE_BYTES[1]:
             flow.roomy_at = done
             flow.roomy()
+            self._doubt(flow)
         return done
+
+    def _doubt(self, flow: Flow) -> None:
+        """Soon looks whether anything was read: else what comes later has not been waiting for room."""
+        if not flow.doubted:
+            flow.doubted = True
+            loop = asyncio.get_running_loop()
+            # Twice call_soon: a late loop runs its timers before it reads its sockets.
+            loop.call_later(_QUIET_S, loop.call_soon, loop.call_soon, self._look, flow, flow.puts)
+
+    def _look(self, flow: Flow, puts: int) -> None:
+        flow.doubted = False
+        if flow.room < _PIECE_BYTES[1] or flow.roomy_at is None:
+            return  # not being read from, or nothing to doubt
+        if flow.puts == puts:
+            flow.roomy_at = None
+        else:
+            self._doubt(flow)
 
     def _piece_bytes(self) -> int:
         """What a flow may send in its turn: about half a millisecond's worth."""

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from kvrelay.transfer import window
 from kvrelay.transfer.carrier import Carrier, Lane, Offer
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.frames import Span
@@ -72,7 +75,9 @@ async def test_the_window_bounds_all_pushes_together() -> None:
     assert link.pending_bytes == 0
 
 
-async def test_the_push_with_the_fewest_remaining_bytes_goes_first() -> None:
+async def test_the_push_with_the_fewest_remaining_bytes_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for allowance in ("LATE_S", "FRAME_S"):  # far more than a round trip here: the window would grow meanwhile
+        monkeypatch.setattr(window, allowance, 0.0)
     link = a_link()
     large = Push(link, 500)
     await settle()
