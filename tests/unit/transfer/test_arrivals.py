@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvrelay.transfer.arrivals import Arrivals
+from kvrelay.types import BlockRange
 
 SIZE = 12
 
@@ -55,3 +56,25 @@ def test_have_lies_between_nothing_and_everything(blocks: int, have: int) -> Non
     else:
         with pytest.raises(ValueError, match=f"have {have} of {blocks}"):
             Arrivals(blocks, have, SIZE)
+
+
+def test_bytes_that_are_here_or_being_written_cannot_be_claimed() -> None:
+    arrivals = Arrivals(3, 1, 100)
+    assert not arrivals.claim(0, 0, 10)  # it was here from the start
+    arrivals.add(1, 0, 40)
+    assert not arrivals.claim(1, 39, 10)
+    assert arrivals.claim(1, 40, 10)
+    assert not arrivals.claim(1, 49, 10)
+    assert arrivals.claim(1, 50, 50)
+    assert arrivals.claimed(1, 0, 41) and not arrivals.claimed(1, 0, 40) and not arrivals.claimed(2, 0, 100)
+
+
+def test_a_claim_that_is_given_up_may_be_made_again() -> None:
+    arrivals = Arrivals(1, 0, 100)
+    assert arrivals.claim(0, 0, 100)
+    arrivals.unclaim(0, 0, 100)
+    assert arrivals.missing() == (BlockRange(0, 1),)
+    assert arrivals.claim(0, 0, 100)
+    arrivals.unclaim(0, 0, 100)
+    assert arrivals.add(0, 0, 100)
+    assert arrivals.complete
