@@ -1,5 +1,7 @@
 """The only reader of the environment: KVRELAY_* variables and command-line flags become frozen settings objects."""
 
+import os
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -61,6 +63,8 @@ class StageSettings(ServiceSettings):
     """Empty: float32 on the CPU, bfloat16 on cuda, float64 for tiny."""
     threads: int = Field(0, ge=0)
     """torch threads; 0: torch's own choice."""
+    cache_dir: str = ""
+    """Folder of compiled kernels and converted weights; empty: kvrelay/ in the user's cache (XDG_CACHE_HOME)."""
     block_tokens: int = Field(16, ge=1, le=256)
     """Tokens of a KV block; all stages must agree."""
     pool_tokens: int = Field(16384, ge=1)
@@ -83,3 +87,9 @@ class StageSettings(ServiceSettings):
     """Longest time between two load reports."""
     heartbeat_s: float = Field(2.0, gt=0)
     """The instance key in Redis lives three of these."""
+
+
+def cache_home() -> Path:
+    """The user's folder for what can be made again: $XDG_CACHE_HOME, else ~/.cache."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(chosen) if chosen.startswith("/") else Path(os.path.expanduser("~")) / ".cache"

@@ -7,6 +7,7 @@ from torch.nn import functional
 from kvrelay.model.attention import PagedAttention
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.config import ModelConfig
+from kvrelay.model.fused import FusedKernels, FusedStep
 from kvrelay.model.linear import Linear
 from kvrelay.model.rope import Rope, Rotation
 from kvrelay.model.source import WeightSource, take
@@ -54,6 +55,13 @@ class Layer:
         gate, up = self._gate_up(_rms_norm(x, self._mlp_norm, eps)).chunk(2, -1)
         return x + self._down(functional.silu(gate) * up)
 
+    def forward_fused(self, x: Tensor, delta: Tensor | None, step: FusedStep) -> Tensor:
+        """x [T, hidden] += delta, then as forward(), but in place, and what is left to be added is returned."""
+        normed = step.add_norm(x, delta, self._attention_norm)
+        out = self._out(step.attend(self._index, self._qkv(normed), self._qk_norm))
+        normed = step.add_norm(x, out, self._mlp_norm)
+        return self._down(step.gate(self._gate_up(normed)))
+
     def _head_norms(self, at: str, placed: _Placed) -> Tensor:
         """[heads + kv_heads, head_dim]: q's weight for each query head, then k's for each KV head."""
         config = self._config
@@ -65,7 +73,9 @@ class Layer:
 class Transformer:
     """A model on one device, in one dtype."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype, cache_dir: str = ""
+    ) -> None:
         """Raises ModelFileError if the source lacks a tensor or holds one of a wrong shape."""
         placed = _Placed(source, device, dtype)
         self.config, self.device, self.dtype = config, device, dtype
@@ -75,6 +85,8 @@ class Transformer:
         head = self._embedding if config.tied else placed("lm_head.weight", config.vocab_size, config.hidden)
         self._head = Linear([head])
         self._rope = Rope(config, device, dtype)
+        native = device.type == "cpu" and dtype in (torch.float32, torch.float64)
+        self._fused = FusedKernels(config, dtype, cache_dir) if native else None
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: Tensor) -> Tensor:
@@ -82,14 +94,30 @@ class Transformer:
 
         Writes the new tokens' KV into kv, the pool [block, layer, k/v, kv_head, slot, head_dim] of the model's dtype.
         """
-        attention = PagedAttention(batch, kv, self.config.heads)
         rotation = self._rope.at(batch.positions.to(self.device))
         x = functional.embedding(batch.token_ids.to(self.device), self._embedding)
-        for layer in self._layers:
-            x = layer.forward(x, rotation, attention)
+        x = (
+            self._through(x, batch, kv, rotation)
+            if self._fused is None
+            else self._through_fused(x, batch, kv, rotation)
+        )
         wanted = x.index_select(0, batch.logit_rows.to(self.device))
         logits = self._head(_rms_norm(wanted, self._norm, self.config.rms_eps))
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _through(self, x: Tensor, batch: StepBatch, kv: Tensor, rotation: Rotation) -> Tensor:
+        attention = PagedAttention(batch, kv, self.config.heads)
+        for layer in self._layers:
+            x = layer.forward(x, rotation, attention)
+        return x
+
+    def _through_fused(self, x: Tensor, batch: StepBatch, kv: Tensor, rotation: Rotation) -> Tensor:
+        assert self._fused is not None
+        step = FusedStep(self._fused, batch, kv, rotation)
+        delta: Tensor | None = None
+        for layer in self._layers:
+            delta = layer.forward_fused(x, delta, step)
+        return x if delta is None else x + delta
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

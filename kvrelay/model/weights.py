@@ -27,18 +27,21 @@ class LoadedModel:
     layout: LayoutFingerprint
 
 
-def load_model(model: str, *, device: str = "cpu", dtype: str = "", block_tokens: int = 16) -> LoadedModel:
+def load_model(
+    model: str, *, device: str = "cpu", dtype: str = "", block_tokens: int = 16, cache_dir: str = ""
+) -> LoadedModel:
     """Loads "tiny", "smollm2", a Hugging Face directory or a .gguf file.
 
     dtype: "float32", "float64", "bfloat16" or "float16"; empty: float64 for tiny, else float32 on the CPU and bfloat16
-    on cuda. Raises ModelFileError: missing, corrupt or truncated files, unsupported architecture, rope or dtype.
+    on cuda. cache_dir: of compiled kernels and converted weights; empty: the user's cache. Raises ModelFileError:
+    missing, corrupt or truncated files, unsupported architecture, rope or dtype.
     """
     found = checkpoint.resolve(model)
     dtype = dtype or default_dtype(found, device)
     if dtype not in DTYPES:
         raise ModelFileError(f"dtype: {dtype} is not one of {', '.join(DTYPES)}")
     config, source, identity = _open(found)
-    built = Transformer(config, source, torch.device(device), DTYPES[dtype])
+    built = Transformer(config, source, torch.device(device), DTYPES[dtype], cache_dir)
     layout = LayoutFingerprint(
         weights=identity,
         layers=config.layers,

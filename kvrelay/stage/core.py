@@ -62,7 +62,11 @@ def _load(settings: StageSettings, role: Role) -> tuple[Engine, StageDescription
         torch.set_num_threads(settings.threads)
     tokenizer = load_tokenizer(settings.model)
     loaded = load_model(
-        settings.model, device=settings.device, dtype=settings.dtype, block_tokens=settings.block_tokens
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        block_tokens=settings.block_tokens,
+        cache_dir=settings.cache_dir,
     )
     engine = Engine(loaded, _engine_config(settings))
     epoch = 1 + secrets.randbelow(2**52)

@@ -1,0 +1,88 @@
+"""Where compiled kernels run: on torch's own OpenMP threads. Knows numba's settings and libgomp's symbols, no model.
+
+`kernels` is imported here and nowhere else, once both are set up. numba's own thread pools are not used: they would
+fight with torch's for the same cores.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvrelay.cache_folder import cache_folder, temporary_folder
+
+
+class Team:
+    """Calls a kernel on each of torch's threads; with one thread, right here."""
+
+    def __init__(self) -> None:
+        library = _openmp()
+        self._parallel = None if library is None else library.GOMP_parallel
+        if self._parallel is not None:
+            self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+
+    @property
+    def size(self) -> int:
+        """Threads that a call uses."""
+        return 1 if self._parallel is None else torch.get_num_threads()
+
+    def run(self, kernel: "Kernel", arguments: "Arguments", threads: int) -> None:
+        """Returns when all threads have returned. The GIL is released meanwhile."""
+        if threads == 1 or self._parallel is None:
+            kernel.call(arguments.address)
+        else:
+            self._parallel(kernel.address, arguments.address, threads, 0)
+
+
+class Kernel:
+    """One compiled C function."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled  # keeps the code alive
+        self.address: int = compiled.address
+        self.call = compiled.ctypes
+
+
+class Arguments:
+    """A kernel's argument block: addresses and sizes, int64 each."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = np.array(values, np.int64)
+        self.address: int = self.values.ctypes.data
+
+
+@cache
+def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
+    """The kernels for float32 or float64; compiles for some seconds the first time on a machine."""
+    import numba
+    from llvmlite import binding
+
+    numba.config.CACHE_DIR = str(cache_folder("kernels", cache_dir) or temporary_folder("kernels"))
+    library = _openmp()
+    for symbol, name in (
+        ("kvrelay_team_size", "omp_get_num_threads"),
+        ("kvrelay_team_rank", "omp_get_thread_num"),
+        ("kvrelay_team_barrier", "GOMP_barrier"),
+    ):
+        # Without OpenMP the team has one thread, and these are never called.
+        function: Any = ctypes.CDLL(None).abort if library is None else getattr(library, name)
+        binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
+    from kvrelay.model.kernels import entry_points
+
+    found = entry_points({torch.float32: np.float32, torch.float64: np.float64}[dtype])
+    return {name: Kernel(compiled) for name, compiled in found.items()}
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """torch's libgomp, which is loaded already; None where torch has another runtime."""
+    try:
+        library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        _ = library.GOMP_parallel, library.GOMP_barrier
+    except (OSError, AttributeError):
+        return None
+    return library
