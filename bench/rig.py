@@ -29,7 +29,7 @@ class Rig:
     """One way."""
     decode_slots: int = 16
     """In all: the baselines' one main stage has them; pdd divides them between relay and main."""
-    relay_slots: int = 2
+    relay_slots: int = 3
     pool_tokens: int = 65536
     stall_ms: float = 60.0
     """pdd's planner: one decode step and a half may be missed (the router's default, 200, is made for a person)."""

@@ -17,6 +17,7 @@ from bench.rig import SYSTEMS, Prices, Rig, Sla, System
 from kvrelay.load.arrival import Arrival, TraceTimes
 from kvrelay.load.traces.mooncake import BLOCK_TOKENS
 from kvrelay.load.traces.replay import Cut, Replay, TraceFormat, load_rows
+from kvrelay.load.traces.row import Row
 from kvrelay.load.workload import Workload
 
 MOST_TOKENS = 3900
@@ -30,12 +31,25 @@ class Plan:
     trace_s: float = 1200.0
     """Of the trace: 20 minutes."""
     length_scale: float = 1 / 32
-    share: float = 0.25
-    """Of the trace's request rate that this host carries: time is stretched by 1 / share."""
-    limit: int | None = 600
+    time_scale: float = 0.1
+    every: int = 20
+    """One of so many conversations is kept, whole, so that this host carries the rate: hits stay what they are."""
+    limit: int | None = None
 
 
-QUICK = Plan(trace_s=60.0, share=0.25, limit=24)
+QUICK = Plan(trace_s=60.0, time_scale=0.5, every=5, limit=40)
+
+
+def kept(rows: list[Row], every: int) -> list[Row]:
+    """One of `every` conversations. Rows with one second block are one: the first is a system prompt that many share."""
+    order: dict[int, int] = {}
+    for row in rows:
+        order.setdefault(_conversation(row), len(order))
+    return [row for row in rows if order[_conversation(row)] % every == 0]
+
+
+def _conversation(row: Row) -> int:
+    return row.hash_ids[1] if len(row.hash_ids) > 1 else -1 - row.line
 
 
 def synthetic(path: Path, rows: int, seed: int = 1) -> None:
@@ -67,12 +81,12 @@ async def trace(path: Path, plan: Plan, rig: Rig, out: Path, *, quick: bool, nam
     """All of it."""
     cut = Cut(
         end_s=plan.trace_s,
-        limit=plan.limit,
-        time_scale=1 / plan.share,
+        time_scale=plan.time_scale,
         length_scale=plan.length_scale,
         most_tokens=MOST_TOKENS,
     )
-    rows, left_out = load_rows(path, TraceFormat.MOONCAKE, cut)
+    whole, left_out = load_rows(path, TraceFormat.MOONCAKE, cut)
+    rows = kept(whole, plan.every)[: plan.limit]
 
     def load(system: System, seed: int) -> tuple[Workload, Arrival]:
         few = rows[: max(6, round(len(rows) * system.rate_share))]
@@ -99,7 +113,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="kvrelay-trace-") as folder:
         path = wanted.trace or Path(folder) / "synthetic.jsonl"
         if wanted.trace is None:
-            synthetic(path, plan.limit or 600)
+            synthetic(path, 3 * round(plan.trace_s))
         name = path.name
         report = uvloop.run(trace(path, plan, Rig(), wanted.out, quick=wanted.quick, name=name))
     sys.exit(report.finish(wanted.out))
