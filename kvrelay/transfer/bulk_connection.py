@@ -70,13 +70,14 @@ class BulkConnection:
         """
         if self.closed:
             raise BulkLost("the bulk connection is closed")
-        shipment = self._ship(header, payload)
-        if shipment.done.done():
+        shipment = None if self._waiting else self._send_now(header, payload)
+        if shipment is None and not self._waiting:
             self._unshared += len(payload)
             if self._unshared >= SHARE_BYTES:
                 self._unshared = 0
                 await asyncio.sleep(0)
-            return shipment.done.result()
+            return
+        shipment = shipment or self._ship(header, payload)
         try:
             await shipment.done
         except asyncio.CancelledError:
@@ -96,6 +97,24 @@ class BulkConnection:
                     shipment.done.set_exception(BulkLost("the bulk connection is closed"))
                     shipment.done.exception()  # it may have no reader
             self._queue.clear()
+
+    def _send_now(self, header: bytes, payload: bytes | memoryview) -> "_Shipment | None":
+        """Nothing waits, so the kernel may take it all at once, as is usual: None then; else what is left is queued."""
+        try:
+            sent = self._sock.sendmsg((header, payload))
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._lose(f"the bulk connection was lost: {error}")
+            raise BulkLost(str(error)) from error
+        if sent == len(header) + len(payload):
+            return None
+        shipment = _Shipment(self._loop.create_future(), deque((memoryview(header), memoryview(payload))))
+        if sent:
+            shipment.sent(sent)
+        self._queue.append(shipment)
+        self._wait(True)
+        return shipment
 
     def _ship(self, *buffers: bytes | memoryview) -> "_Shipment":
         shipment = _Shipment(self._loop.create_future(), deque(memoryview(buffer) for buffer in buffers))

@@ -10,7 +10,7 @@ from kvrelay.types import BlockRange
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 """Of one frame, at most."""
-_CHECKSUM_BYTES = 32 * 1024
+_CHECKSUM_BYTES = 64 * 1024
 
 
 class Span(NamedTuple):

@@ -11,8 +11,12 @@ LONGEST_QUEUE_S = 2.0
 """On a very thin link the most: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
-GAIN = 1.5
+GAIN = 1.25
 """Round trips that may be under way: what is more than one stands in a queue, and what is urgent behind it."""
+GROWING_GAIN = 2.0
+"""The same while the rate was higher by a quarter than before, within ..."""
+_GROWTH_ROUND_TRIPS = 3
+"""... so many round trips; as in BBR, whose start-up ends so."""
 LATE_S = 0.004
 """So late may an event loop be without the link running dry."""
 FRAME_S = 0.002
@@ -41,7 +45,9 @@ class Flight:
 
 
 class Window:
-    """rate x (1.5 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
+    """rate x (1.25 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
+
+    While the rate still grows, 2 round trips instead of 1.25, so that a link is found full in a few of them.
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
     over that time, or over the time in which they left if that was longer (acknowledgements come in bursts); samples
@@ -60,6 +66,10 @@ class Window:
         self._delivered_at = 0.0
         self._acked_sent_at = 0.0
         """When the frame that was last acknowledged had left."""
+        self._peak = 0.0
+        """The rate when it last was higher by a quarter than before."""
+        self._peak_at = 0.0
+        self._growing = True
         self._mean = 0.0
         self._mean_s = 0.0
         """Busy seconds that `_mean` is of, older ones counting less."""
@@ -81,7 +91,8 @@ class Window:
         """Bytes that may be under way."""
         if self.round_trip_s is None:
             return MIN_WINDOW_BYTES
-        wanted = self.rate * (GAIN * self.round_trip_s + LATE_S) + 2 * self.next_frame_bytes
+        gain = GROWING_GAIN if self._growing else GAIN
+        wanted = self.rate * (gain * self.round_trip_s + LATE_S) + 2 * self.next_frame_bytes
         least = min(MIN_WINDOW_BYTES, self.rate * LEAST_QUEUE_S)
         most = min(MAX_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
         return int(min(max(wanted, least), most))
@@ -119,6 +130,7 @@ class Window:
         elapsed = max(now - flight.delivered_at, flight.sent_at - flight.before_sent_at)
         if elapsed > 0:
             self._measure_rate((self._delivered - flight.delivered) / elapsed, flight.starved, since)
+            self._look_for_growth(now)
 
     def lost(self, flight: Flight) -> None:
         """A frame will not be acknowledged: its lane broke."""
@@ -129,6 +141,13 @@ class Window:
         if self.round_trip_s is None or seconds <= self.round_trip_s or (alone and stale):
             self.round_trip_s = seconds
             self._measured_at = now
+
+    def _look_for_growth(self, now: float) -> None:
+        if self.rate > 1.25 * self._peak:
+            self._peak, self._peak_at, self._growing = self.rate, now, True
+        elif now - self._peak_at > _GROWTH_ROUND_TRIPS * max(self.round_trip_s or 0.0, LATE_S):
+            self._growing = False
+            self._peak = min(self._peak, self.rate)  # a link that has become slower may become faster again
 
     def _measure_rate(self, sample: float, starved: bool, since: float) -> None:
         if sample >= self.rate:

@@ -114,3 +114,40 @@ def test_a_thin_link_makes_a_small_push_wait_only_briefly(rate: float) -> None:
     link.run(5.0)
     assert link.run(5.0) > 0.95 * rate
     assert link.window.size <= max(0.05 * rate, 2 * 0.004 * rate + 4 * 8192)
+
+
+@pytest.mark.parametrize("round_trip_s", [0.02, 0.04])
+def test_a_full_link_has_a_short_queue_so_that_little_stands_before_what_is_urgent(round_trip_s: float) -> None:
+    link = PlainLink(125e6, round_trip_s)
+    link.run(3.0)
+    queue_s = link.window.size / 125e6 - round_trip_s
+    assert queue_s < 0.35 * round_trip_s + 0.015
+
+
+def test_a_fat_link_is_full_after_a_few_round_trips() -> None:
+    link = PlainLink(125e6, 0.04)
+    link.run(12 * 0.04)
+    assert link.window.size > 125e6 * 0.04
+
+
+def test_acknowledgements_that_come_in_bursts_do_not_make_a_link_look_faster() -> None:
+    """An event loop that is late for 30 ms now and then hears of everything at once."""
+    link = PlainLink(125e6, 0.04)
+    heard = link.window.acked
+
+    def late(flight: Flight, now: float) -> None:
+        heard(flight, now if now % 0.2 > 0.03 else now - now % 0.2 + 0.03)
+
+    link.window.acked = late  # type: ignore[method-assign]
+    link.run(5.0)
+    assert link.window.rate < 1.3 * 125e6
+
+
+def test_frames_are_larger_on_a_faster_link() -> None:
+    sizes = []
+    for rate in (1e6, 125e6, 250e6, 5e9):
+        link = PlainLink(rate, 0.001)
+        link.run(2.0)
+        sizes.append(link.window.next_frame_bytes)
+    assert sizes[:2] == [FRAME, FRAME]
+    assert FRAME < sizes[2] < sizes[3] == 1024 * 1024
