@@ -41,7 +41,7 @@ QUICK = Plan(trace_s=60.0, time_scale=0.5, every=5, limit=40)
 
 
 def kept(rows: list[Row], every: int) -> list[Row]:
-    """One of `every` conversations. Rows with one second block are one: the first is a system prompt that many share."""
+    """One of `every` conversations. Rows with one second block are one (the first is what many share)."""
     order: dict[int, int] = {}
     for row in rows:
         order.setdefault(_conversation(row), len(order))

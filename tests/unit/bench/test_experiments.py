@@ -10,7 +10,7 @@ from bench.lab import Health
 from bench.output import Report, curves
 from bench.paper import Plan as PaperPlan
 from bench.rig import LOCAL, PDD, UNCACHED
-from bench.trace import MOST_TOKENS, synthetic
+from bench.trace import MOST_TOKENS, kept, synthetic
 from kvrelay.load.arrival import plan as planned
 from kvrelay.load.record import Record
 from kvrelay.load.traces.replay import Cut, TraceFormat, load_rows
@@ -22,6 +22,15 @@ def test_the_synthetic_trace_is_a_valid_mooncake_trace_that_fits_the_model(tmp_p
     rows, too_long = load_rows(tmp_path / "t.jsonl", TraceFormat.MOONCAKE, cut)
     assert len(rows) + too_long == 200
     assert len(rows) > 150
+
+
+def test_a_thinned_trace_keeps_whole_conversations(tmp_path: Path) -> None:
+    synthetic(tmp_path / "t.jsonl", 200)
+    rows, _ = load_rows(tmp_path / "t.jsonl", TraceFormat.MOONCAKE, Cut())
+    few = kept(rows, 4)
+    talks = {row.hash_ids[1] for row in few}
+    assert 10 < len(few) < 120
+    assert few == [row for row in rows if row.hash_ids[1] in talks]
 
 
 def test_all_systems_are_asked_the_same_at_moments_that_only_differ_in_scale() -> None:

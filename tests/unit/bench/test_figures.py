@@ -7,7 +7,7 @@ import pytest
 
 from bench import figures as f
 from bench.figures import Figure
-from bench.rig import LOCAL, PDD, SYSTEMS, Prices, Rig, Sla
+from bench.rig import LOCAL, PDD, SYSTEMS, Prices, Rig, Sla, wan_rate
 from kvrelay.load.record import Record
 
 
@@ -80,7 +80,7 @@ def test_every_system_has_as_many_decode_slots_and_prefill_stages_and_the_same_p
     specs = [system.cluster(rig, tmp_path) for system in SYSTEMS]  # type: ignore[arg-type]
     assert {sum(system.slots(rig).values()) for system in SYSTEMS} == {rig.decode_slots}
     assert {(spec.prefill, spec.pace, spec.wan_rate, spec.wan_delay_ms) for spec in specs} == {
-        (1, rig.pace, "2800kbit", rig.wan_delay_ms)
+        (1, rig.pace, wan_rate(rig.wan_rate_bytes_per_s), rig.wan_delay_ms)
     }
 
 
