@@ -68,24 +68,9 @@ def _member(table: Mapping[_E, Any], number: int, field: str) -> _E:
     )
 
 
-def role_to_proto(role: Role) -> "common_pb2.Role.ValueType":
-    """-> the enum's number."""
-    return _ROLES[role]
-
-
 def role_from_proto(number: int, field: str = "role") -> Role:
     """InvalidRequest: unspecified or unknown."""
     return _member(_ROLES, number, field)
-
-
-def source_to_proto(source: Source) -> "common_pb2.Source.ValueType":
-    """-> the enum's number."""
-    return _SOURCES[source]
-
-
-def source_from_proto(number: int, field: str = "source") -> Source:
-    """InvalidRequest: unspecified or unknown."""
-    return _member(_SOURCES, number, field)
 
 
 def finish_reason_to_proto(reason: FinishReason) -> "common_pb2.FinishReason.ValueType":
@@ -101,11 +86,6 @@ def finish_reason_from_proto(number: int, field: str = "reason") -> FinishReason
 def pipeline_to_proto(pipeline: Pipeline) -> "router_pb2.Pipeline.ValueType":
     """-> the enum's number."""
     return _PIPELINES[pipeline]
-
-
-def pipeline_from_proto(number: int, field: str = "pipeline") -> Pipeline:
-    """InvalidRequest: unspecified or unknown."""
-    return _member(_PIPELINES, number, field)
 
 
 def pipeline_from_client(number: int, field: str = "pipeline") -> Pipeline | None:

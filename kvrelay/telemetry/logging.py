@@ -4,8 +4,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -46,16 +44,6 @@ def bind_request_id(value: str) -> None:
     that the line of an error that leaves the handler has the id too.
     """
     request_id.set(value)
-
-
-@contextmanager
-def request_scope(value: str) -> Iterator[None]:
-    """Inside, lines are those of request `value`; for tasks that serve several."""
-    token = request_id.set(value)
-    try:
-        yield
-    finally:
-        request_id.reset(token)
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

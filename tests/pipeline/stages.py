@@ -15,7 +15,7 @@ from kvrelay.engine.events import Admitted
 from kvrelay.engine.reference import generate_reference
 from kvrelay.engine.sequence import SequenceSpec
 from kvrelay.model.weights import LoadedModel, load_model
-from kvrelay.proto.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from kvrelay.proto.v1 import common_pb2, decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from kvrelay.rpc import convert
 from kvrelay.rpc.channels import open_channel
 from kvrelay.settings import StageSettings
@@ -23,7 +23,7 @@ from kvrelay.stage.app import StageApp
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.outgoing import OutgoingTransfer
 from kvrelay.transfer.sender import KvSender
-from kvrelay.types import KvTarget, Role, Sampling, Source
+from kvrelay.types import KvTarget, Role, Sampling
 from services.main_decode.app import main_decode_app
 from services.prefill.app import prefill_app
 from services.prefill.config import PrefillSettings
@@ -115,7 +115,7 @@ class LegCall:
         self.events.append(kind)
         if kind == "tokens":
             assert event.tokens.first_index == self.next_index, f"gap or repeat at {self.next_index}: {event}"
-            assert event.tokens.source == convert.source_to_proto(Source(self.app.description.role))
+            assert event.tokens.source == common_pb2.Source.Value(f"SOURCE_{self.app.description.role.name}")
             self.ids += event.tokens.ids
             self.next_index += len(event.tokens.ids)
         return event

@@ -134,7 +134,7 @@ def test_a_token_run_and_its_source_cross_unchanged(
     run = TokenRun(first, tuple(token for token, _ in tokens), values)
     message = over_the_wire(convert.token_run_to_proto(run, source))
     assert convert.token_run_from_proto(message) == run
-    assert convert.source_from_proto(message.source) is source
+    assert common_pb2.Source.Name(message.source) == f"SOURCE_{source.name}"
 
 
 @given(layouts)
@@ -162,10 +162,7 @@ def test_a_kv_target_crosses_unchanged(target: KvTarget) -> None:
 @pytest.mark.parametrize(
     ("enum", "to_proto", "from_proto"),
     [
-        (Role, convert.role_to_proto, convert.role_from_proto),
-        (Source, convert.source_to_proto, convert.source_from_proto),
         (FinishReason, convert.finish_reason_to_proto, convert.finish_reason_from_proto),
-        (Pipeline, convert.pipeline_to_proto, convert.pipeline_from_proto),
         (Pipeline, convert.pipeline_to_proto, convert.pipeline_from_client),
         (HandoffMode, convert.handoff_mode_to_proto, convert.handoff_mode_from_proto),
     ],
@@ -183,9 +180,7 @@ def test_every_member_of_an_enum_crosses_and_unknown_numbers_are_refused(
     "from_proto",
     [
         convert.role_from_proto,
-        convert.source_from_proto,
         convert.finish_reason_from_proto,
-        convert.pipeline_from_proto,
     ],
 )
 def test_an_unspecified_enum_is_refused_by_field(from_proto: Callable[[int, str], Any]) -> None:

@@ -6,10 +6,11 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from kvrelay.telemetry.logging import bind_request_id, configure, request_id, request_scope
+from kvrelay.telemetry.logging import bind_request_id, configure, request_id
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,18 @@ def configured(level: str, form: str) -> io.StringIO:
     return stream
 
 
+@contextmanager
+def under(value: str) -> Iterator[None]:
+    token = request_id.set(value)
+    try:
+        yield
+    finally:
+        request_id.reset(token)
+
+
 def test_a_text_line_has_time_level_name_request_message_and_extras() -> None:
     stream = configured("info", "text")
-    with request_scope("r1"):
+    with under("r1"):
         logging.getLogger("kvrelay.x").info("hello %s", "world", extra={"blocks": 3})
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO    kvrelay\.x \[r1\] hello world blocks=3\n", stream.getvalue()
@@ -38,7 +48,7 @@ def test_a_text_line_has_time_level_name_request_message_and_extras() -> None:
 
 def test_a_json_line_is_one_object_even_with_a_traceback() -> None:
     stream = configured("debug", "json")
-    with request_scope("r2"):
+    with under("r2"):
         try:
             raise KeyError("lost\nline")
         except KeyError:
