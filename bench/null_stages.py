@@ -1,6 +1,6 @@
 """Stages that answer at once, for bench.router: no model, no KV. Also a bare forwarder, and a worker that speaks HTTP.
 
-`python -m bench.null_stages KIND ...` serves until its input ends; its first line of output is the JSON list of its ports.
+`python -m bench.null_stages KIND ...` serves until its input ends; its first line of output is its ports as JSON.
 `sampling.seed` is the pace: 0 = all tokens at once, one a message; n = one a message, every n microseconds;
 `BACKLOG` + n = n tokens a second, of which a message carries what is due when the one before it was taken.
 """
@@ -164,7 +164,10 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
     async def _three_legs(self, request: router_pb2.GenerateRequest, context: Any) -> None:
         inbox: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         ids, name, known, fenced = request.token_ids.ids, request.request_id, [1], False
-        targets = [prefill_pb2.PushTarget(transfer_id=kind, role=role) for kind, role in (("r", 2), ("m", 3))]
+        targets = [
+            prefill_pb2.PushTarget(transfer_id=kind, role=role)
+            for kind, role in (("r", common_pb2.ROLE_RELAY), ("m", common_pb2.ROLE_MAIN))
+        ]
         asked = prefill_pb2.PrefillRequest(
             request_id=name, prompt_ids=ids, sampling=request.sampling, targets=targets, epoch=1
         )
@@ -208,7 +211,7 @@ async def serve_stages() -> list[int]:
     ports = []
     for role in (Role.PREFILL, Role.RELAY, Role.MAIN):
         server = grpc.aio.server(options=COMMON_OPTIONS)
-        stage = NullStage(role, stories)
+        stage = NullStage(role, stories)  # type: ignore[abstract]
         stage_pb2_grpc.add_StageServiceServicer_to_server(stage, server)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(stage, server)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(stage, server)
@@ -222,7 +225,7 @@ async def serve_stages() -> list[int]:
 async def serve_forwarder(*addresses: str) -> list[int]:
     """The forwarder, over these three stages."""
     server = grpc.aio.server(options=COMMON_OPTIONS)
-    router_pb2_grpc.add_RouterServiceServicer_to_server(Forwarder(*addresses), server)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(Forwarder(*addresses), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     _KEPT.append(server)

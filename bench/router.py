@@ -1,4 +1,4 @@
-"""`python -m bench.router`: what the router adds, beside a bare forwarder and sglang-router, over stages without a model."""
+"""`python -m bench.router`: what the router costs, beside a bare forwarder and sglang-router; no models behind it."""
 
 import asyncio
 import json
@@ -47,10 +47,11 @@ class Plan:
     at_once: int = 4
     runs: int = 5
     streams: int = 16
-    stream_tokens: int = 1500
-    """Of each stream, one a message."""
+    stream_tokens: int = 2000
+    """Of each stream, one a message, as fast as they are taken."""
+    paced_tokens: int = 500
     step_us: int = 8000
-    """16 streams in a step: 2,000 messages a second."""
+    """Of each stream, when it is paced: 2,000 messages a second, so the router sleeps between them."""
     backlog_tokens: int = 50_000
     """Of each of 4 streams, offered faster than they can be relayed."""
     backlog_rate: int = 100_000
@@ -58,7 +59,7 @@ class Plan:
     """That the planner sees."""
 
 
-QUICK = Plan(requests=40, runs=2, stream_tokens=200, backlog_tokens=5000)
+QUICK = Plan(requests=40, runs=2, stream_tokens=200, paced_tokens=100, backlog_tokens=5000)
 
 
 @dataclass(slots=True)
@@ -286,9 +287,7 @@ def fleet_of(count: int) -> tuple[StageView, ...]:
     views = []
     for n, (role, name) in enumerate(zip(roles, names, strict=True)):
         site = "b" if role is Role.MAIN else "a"
-        description = StageDescription(
-            name, 7, role, site, "h:1", "m", "t", layout, 49152, 1 << 17, 1 << 16, 64, (2,)
-        )
+        description = StageDescription(name, 7, role, site, "h:1", "m", "t", layout, 49152, 1 << 17, 1 << 16, 64, (2,))
         load = StageLoad(
             running=n % 13,
             waiting=0,
@@ -337,9 +336,12 @@ async def measure(report: Report, plan: Plan) -> None:
             if peer is not None:
                 pairs = [await peer[0].ask(plan) - await http_stream(peer[1], plan) for _ in range(30)]
                 runs.setdefault("sglang_added_ttft_ms", []).append(float(np.median(pairs)) * 1e3)
-            rate, each = await relayed(ours, plan, plan.streams, plan.stream_tokens, plan.step_us)
-            runs.setdefault("tokens_per_s", []).append(rate)
-            runs.setdefault("tokens_a_message", []).append(each)
+            for name, system in (("", ours), ("forwarder_", bare)):
+                rate, each = await relayed(system, plan, plan.streams, plan.stream_tokens, 0)
+                runs.setdefault(f"{name}tokens_per_s", []).append(rate)
+                runs.setdefault(f"{name}tokens_a_message", []).append(each)
+                rate, _ = await relayed(system, plan, plan.streams, plan.paced_tokens, plan.step_us)
+                runs.setdefault(f"{name}tokens_per_s_paced", []).append(rate)
             rate, each = await relayed(ours, plan, 4, plan.backlog_tokens, BACKLOG + plan.backlog_rate)
             runs.setdefault("tokens_per_s_coalesced", []).append(rate)
             runs.setdefault("tokens_a_message_coalesced", []).append(each)
@@ -368,8 +370,8 @@ def fleet_needs(figures: dict[str, Figure], stages: int = 100) -> str:
     shared = tokens_per_s / figures["tokens_per_s_coalesced"].value + tokens_per_s / 1000 * per_request
     return (
         f"{stages} stages, half of them decoding 64 sequences in steps of 25 ms: {tokens_per_s:,.0f} tokens/s and "
-        f"{tokens_per_s / 1000:,.0f} answers of 1,000 tokens a second need {cores:.1f} cores of routers with a message a "
-        f"token; under backlog tokens share messages and {shared:.1f} do."
+        f"{tokens_per_s / 1000:,.0f} answers of 1,000 tokens a second need {cores:.1f} cores of routers with a message "
+        f"a token; under backlog tokens share messages and {shared:.1f} do."
     )
 
 

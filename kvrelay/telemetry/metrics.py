@@ -108,13 +108,19 @@ class RouterMetrics(LinkMetrics):
         self._lookups = counter("index_lookups", "Look-ups in the prefix index, by outcome", "outcome")
         self._lookup_time = histogram("index_lookup_seconds", "Time of a look-up, whatever its outcome", _CALL_S)
         self.degraded = counter("index_degraded", "Requests planned from remembered or unknown hits")
-        for source in Source:
-            self.itl.labels(source)
-            self.tokens.labels(source)
+        self._by_source = {source: (self.tokens.labels(source), self.itl.labels(source)) for source in Source}
         for role in Role:
             self._hits.labels(role)
         for pipeline in Pipeline:
             self.ttft.labels(pipeline)
+
+    def accepted(self, source: Source, tokens: int, gap_s: float | None) -> None:
+        """Tokens came as one run, so long after the one before them (None: the first): they share that gap."""
+        count, itl = self._by_source[source]
+        count.inc(tokens)
+        if gap_s is not None:
+            for _ in range(tokens):
+                itl.observe(gap_s / tokens)
 
     def hits(self, *, prefill: int | None = None, relay: int | None = None, main: int | None = None) -> None:
         """One request's cached prompt tokens, as each stage measured them; None: that leg was not asked.

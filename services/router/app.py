@@ -117,6 +117,7 @@ def leftovers(rooms: Rooms) -> dict[str, int]:
         "in_flight": rooms.admission.in_flight,
         "queued": rooms.admission.queued,
         "draining": len(rooms.drains),
+        "legs": sum(map(len, rooms.open_legs)),
     }
     return {kind: count for kind, count in held.items() if count}
 

@@ -53,6 +53,9 @@ class ClientStream:
             self._changed.clear()
             if self._started is not None:
                 started, self._started = self._started, None
+                # The streams that were opened in this very tick go first: the first token hangs on them.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
                 await self._write(router_pb2.GenerateReply(started=started))
             if self.shown:
                 for piece in self._answer.pop():

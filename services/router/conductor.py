@@ -140,22 +140,26 @@ class Conductor:
         event = await self.legs.next()
         before = self.answer.count
         todo = self._on(event)
+        self._show(self.answer.count > before)  # first of all: the client waits for nothing of what follows
         if self.answer.count > before:
             self._accepted(self.answer.count - before)
-        self._perform(todo)
-        self.client.shown = self.handoff.shown
-        self.client.wake()
+        if todo:
+            self._perform(todo)
+            self._show(False)
+
+    def _show(self, grown: bool) -> None:
+        """Wakes the client's writer if there is more that it may write."""
+        if grown or self.client.shown != self.handoff.shown:
+            self.client.shown = self.handoff.shown
+            self.client.wake()
 
     def _accepted(self, tokens: int) -> None:
         source = self.answer.last_source
         assert source is not None
         gap = self.record.tokens(source)
-        self.metrics.tokens.labels(source).inc(tokens)
+        self.metrics.accepted(source, tokens, gap)
         if gap is None:
             self.metrics.ttft.labels(self.route.pipeline).observe(self.record.ttft_s or 0.0)
-        else:
-            for _ in range(tokens):  # tokens that came as one run share its gap
-                self.metrics.itl.labels(source).observe(gap / tokens)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

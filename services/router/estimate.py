@@ -28,9 +28,13 @@ class Crossing:
 
 def usable_hit(question: Question, stage: StageView, *, samples: bool) -> int:
     """Cached tokens that the stage can use, in whole blocks; one that samples index 0 must compute something."""
-    block = stage.description.layout.block_tokens
+    description = stage.description
+    hit = question.hits.get(description.instance_id, 0)
+    if not hit:
+        return 0
+    block = description.layout.block_tokens
     most = (question.prompt_tokens - (1 if samples else 0)) // block * block
-    return min(question.hits.get(stage.instance_id, 0) // block * block, most)
+    return min(hit // block * block, most)
 
 
 def load_tokens(stage: StageView, limits: Limits) -> int:
@@ -59,8 +63,11 @@ def itl_ms(stage: StageView, limits: Limits) -> float:
 
 def link(sender: StageView, receiver: StageView) -> LinkLoad | None:
     """What the sender has measured of its link to the receiver."""
-    links = sender.load.links if sender.load is not None else ()
-    return next((one for one in links if one.peer == receiver.instance_id), None)
+    peer = receiver.description.instance_id
+    for one in sender.load.links if sender.load is not None else ():
+        if one.peer == peer:
+            return one
+    return None
 
 
 def goodput(stages: Collection[StageView], sender: StageView, receiver: StageView, limits: Limits) -> float:
@@ -69,13 +76,13 @@ def goodput(stages: Collection[StageView], sender: StageView, receiver: StageVie
     if measured is not None and measured.goodput_bytes_per_s > 0:
         return measured.goodput_bytes_per_s
     here, there = sender.description.site, receiver.description.site
-    sites = {stage.instance_id: stage.description.site for stage in stages}
+    peers = {stage.description.instance_id for stage in stages if stage.description.site == there}
     others = [
         one.goodput_bytes_per_s
         for stage in stages
-        if stage.description.site == here and stage.load is not None
+        if stage.load is not None and stage.load.links and stage.description.site == here
         for one in stage.load.links
-        if sites.get(one.peer) == there and one.goodput_bytes_per_s > 0
+        if one.goodput_bytes_per_s > 0 and one.peer in peers
     ]
     if others:
         return sum(others) / len(others)

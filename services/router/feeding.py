@@ -1,7 +1,7 @@
 """Opening a request's legs: which stage, with what message, fed by whom. Remembers who is who; decides no hand-off."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.errors import KvrelayError, NoStage
@@ -33,19 +33,24 @@ class Feeder:
     def __init__(
         self,
         ask: Ask,
+        asked: Question,
         fleet: Fleet,
         legs: Legs,
         limits: Limits,
-        question: Callable[[], Question],
+        now: Callable[[], Question],
         max_feeds: int,
     ) -> None:
+        """`asked` when the request came; `now()` -> the same question about this moment."""
         self._ask = ask
+        self._asked = asked
         self._fleet = fleet
         self._legs = legs
         self._limits = limits
-        self._question = question
+        self._now = now
         self._max_feeds = max_feeds
         self._feeds = dict.fromkeys(Role, 0)
+        self._sampling = sampling_to_proto(ask.sampling)
+        self._opening: decode_pb2.OpenLeg | None = None
         self.decode: dict[int, OpenedLeg] = {}
         """Decode leg -> what it is."""
         self.prefill: dict[int, StageView] = {}
@@ -56,16 +61,13 @@ class Feeder:
 
     def open(self, route: Route) -> list[tuple[int, Role]]:
         """All legs of the route at once; -> decode legs by number and role. Raises StageFailed if a stage has left."""
-        whole = route.main is None
         stages = [stage for stage in (route.relay, route.main) if stage is not None]
-        legs = [self._open(stage, route.prefill, whole=whole) for stage in stages]
-        if route.prefill is not None:
-            self._prefill(route.prefill, legs, kv_only=False)
+        legs = self._start(stages, route.prefill, whole=route.main is None, kv_only=False)
         return [(leg.number, leg.stage.description.role) for leg in legs]
 
     def feed(self, role: Role, *, whole: bool) -> int:
         """One more leg of a role, with the KV pushed to it again; -> its number. Raises NoStage naming the leg."""
-        question = self._question()
+        question = self._now()
         stage = planner.pick_role(question, role, self._limits)
         if self._feeds[role] >= self._max_feeds:
             raise NoStage(f"{planner.LEG_NAMES[role]} failed {self._max_feeds} times")
@@ -74,9 +76,7 @@ class Feeder:
         lacks = question.prompt_tokens - estimate.usable_hit(question, stage, samples=False)
         local = prefill is None or lacks <= self._limits.local_extend_tokens
         try:
-            leg = self._open(stage, None if local else prefill, whole=whole)
-            if prefill is not None and not local:
-                self._prefill(prefill, [leg], kv_only=True)
+            [leg] = self._start([stage], None if local else prefill, whole=whole, kv_only=True)
         except KvrelayError as error:
             raise NoStage(f"{planner.LEG_NAMES[role]}: {error}") from error
         self.local_prefills += local and prefill is None
@@ -84,51 +84,76 @@ class Feeder:
 
     def could_feed(self, role: Role) -> bool:
         """Whether feed() would find a stage now."""
-        return self._feeds[role] < self._max_feeds and bool(planner.usable(self._question(), role))
+        return self._feeds[role] < self._max_feeds and bool(planner.usable(self._now(), role))
 
     def leg_of(self, transfer_id: str) -> OpenedLeg | None:
         """Whose KV this transfer brings."""
         return next((leg for leg in self.decode.values() if leg.transfer_id == transfer_id), None)
 
-    def _open(self, stage: StageView, prefill: StageView | None, *, whole: bool) -> OpenedLeg:
-        """prefill None: the stage computes its KV itself."""
-        ask, description, local = self._ask, stage.description, prefill is None
-        message = decode_pb2.OpenLeg(
-            request_id=ask.request_id,
-            transfer_id="" if local else uuid.uuid4().hex,
-            prompt_ids=ask.prompt_ids,
-            sampling=sampling_to_proto(ask.sampling),
-            cache_salt=ask.cache_salt,
-            epoch=description.epoch,
-            local_prefill=local,
-            block_hashes=ask.hashes,
-        )
+    def _start(
+        self, stages: Sequence[StageView], prefill: StageView | None, *, whole: bool, kv_only: bool
+    ) -> list[OpenedLeg]:
+        """Streams to all of them, prefill's first: nothing else is between the client and its first token.
+
+        prefill None: the stages compute their KV themselves. Raises StageFailed before any stream is opened.
+        """
+        channels = [self._fleet.channel(stage.description) for stage in stages]
+        openings = [self._message(stage, local=prefill is None, whole=whole) for stage in stages]
+        stream = self._prefill(prefill, stages, openings, kv_only=kv_only) if prefill is not None else None
+        legs = []
+        for stage, channel, opening in zip(stages, channels, openings, strict=True):
+            number = self._legs.decode(channel, stage.instance_id, opening)
+            site = (prefill or stage).description.site
+            leg = self.decode[number] = OpenedLeg(number, stage, opening.transfer_id, site)
+            self._fleet.sent(stage.description, len(self._ask.prompt_ids) if prefill is None else 0)
+            legs.append(leg)
+        if stream is not None:
+            self.fed_by[stream] = tuple(leg.number for leg in legs)
+        return legs
+
+    def _message(self, stage: StageView, *, local: bool, whole: bool) -> decode_pb2.OpenLeg:
+        ask, description = self._ask, stage.description
+        if self._opening is None:  # copied for each leg: a long prompt is read from Python's integers once
+            self._opening = decode_pb2.OpenLeg(
+                request_id=ask.request_id,
+                prompt_ids=ask.prompt_ids,
+                sampling=self._sampling,
+                cache_salt=ask.cache_salt,
+                block_hashes=ask.hashes,
+            )
+        message = decode_pb2.OpenLeg()
+        message.CopyFrom(self._opening)
+        message.transfer_id = "" if local else uuid.uuid4().hex
+        message.epoch = description.epoch
+        message.local_prefill = local
         if description.role is Role.RELAY:
             budget = ask.sampling.max_tokens
             message.output_budget = budget if whole else min(budget, self._limits.relay_budget)
-        number = self._legs.decode(self._fleet.channel(description), description.instance_id, message)
-        site = prefill.description.site if prefill is not None else description.site
-        leg = OpenedLeg(number, stage, message.transfer_id, site)
-        self.decode[number] = leg
-        self._fleet.sent(description, len(ask.prompt_ids) if local else 0)
-        return leg
+        return message
 
-    def _prefill(self, stage: StageView, legs: list[OpenedLeg], *, kv_only: bool) -> None:
+    def _prefill(
+        self,
+        stage: StageView,
+        receivers: Sequence[StageView],
+        openings: Sequence[decode_pb2.OpenLeg],
+        *,
+        kv_only: bool,
+    ) -> int:
         ask, description = self._ask, stage.description
         targets = [
             KvTarget(
-                instance_id=leg.stage.instance_id,
-                address=leg.stage.description.address,
-                epoch=leg.stage.description.epoch,
-                transfer_id=leg.transfer_id,
-                role=leg.stage.description.role,
+                instance_id=receiver.instance_id,
+                address=receiver.description.address,
+                epoch=receiver.description.epoch,
+                transfer_id=opening.transfer_id,
+                role=receiver.description.role,
             )
-            for leg in legs
+            for receiver, opening in zip(receivers, openings, strict=True)
         ]
         request = prefill_pb2.PrefillRequest(
             request_id=ask.request_id,
             prompt_ids=ask.prompt_ids,
-            sampling=sampling_to_proto(ask.sampling),
+            sampling=self._sampling,
             targets=[kv_target_to_proto(target) for target in targets],
             cache_salt=ask.cache_salt,
             epoch=description.epoch,
@@ -136,9 +161,9 @@ class Feeder:
         )
         number = self._legs.prefill(self._fleet.channel(description), description.instance_id, request)
         self.prefill[number] = stage
-        self.fed_by[number] = tuple(leg.number for leg in legs)
-        question = self._question()
-        hit = estimate.usable_hit(question, stage, samples=not kv_only)
+        hit = estimate.usable_hit(self._asked, stage, samples=not kv_only)
         self._fleet.sent(description, len(ask.prompt_ids) - hit)
-        for leg in legs:
-            self._fleet.crosses(description, leg.stage.description, estimate.crossing_bytes(question, leg.stage))
+        for receiver in receivers:
+            size = estimate.crossing_bytes(self._asked, receiver)
+            self._fleet.crosses(description, receiver.description, size)
+        return number

@@ -86,11 +86,8 @@ class Fleet:
 
     def fresh_load(self, stage: StageDescription, at_most_s: float) -> StageLoad | None:
         """Its last report, if it is no older than that."""
-        now = time.monotonic()
-        for link in self._links.values():
-            if link.live and link.description == stage and link.load_age_s(now) <= at_most_s:
-                return link.load
-        return None
+        link = self._find(stage)
+        return link.load if link is not None and link.load_age_s(time.monotonic()) <= at_most_s else None
 
     def serves(self, role: Role) -> bool:
         """Whether any stage of the role is usable."""
@@ -149,10 +146,17 @@ class Fleet:
         self._tasks.start(self.keep_finding(static, instances, interval_s), "discovery")
 
     def _link(self, stage: StageDescription) -> StageLink:
-        for link in self._links.values():
-            if link.live and link.description == stage:
+        link = self._find(stage)
+        if link is None:
+            raise gone(f"{stage.instance_id} (epoch {stage.epoch})")
+        return link
+
+    def _find(self, stage: StageDescription) -> StageLink | None:
+        live = [link for link in self._links.values() if link.live]
+        for link in live:  # nearly always the very object; comparing all fields of each would cost more than the plan
+            if link.description is stage:
                 return link
-        raise gone(f"{stage.instance_id} (epoch {stage.epoch})")
+        return next((link for link in live if link.description == stage), None)
 
     def _admit(self, asking: StageLink, stage: StageDescription) -> str | None:
         return refusal(stage, self._tokenizer, self._others(asking))

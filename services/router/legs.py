@@ -100,7 +100,11 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
             self.put(message)
 
     async def __anext__(self) -> decode_pb2.DecodeRequest:
-        message = await self._messages.get()
+        try:
+            message = await self._messages.get()
+        except asyncio.CancelledError:
+            # By grpc.aio, whose call is over; it would format a traceback of this, for nobody, at each closed leg.
+            raise StopAsyncIteration from None
         if message is None:
             raise StopAsyncIteration
         return message
@@ -127,10 +131,14 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
 class Legs:
     """The streams of one attempt, numbered in the order of opening. One reader takes `events()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, opened: set["Legs"] | None = None) -> None:
+        """It is in `opened` until it is closed."""
+        self._opened = set() if opened is None else opened
+        self._opened.add(self)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(_INBOX)
         self._numbers = itertools.count(1)
         self._tasks = OwnedTasks()
+        self._timers: list[asyncio.TimerHandle] = []
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._outboxes: dict[int, _Outbox] = {}
         self._at_close: list[Callable[[], None]] = []
@@ -177,25 +185,18 @@ class Legs:
 
     def close_after(self, number: int, seconds: float) -> None:
         """Closes a stream that has been told to end, if it has not done so by then."""
-
-        async def late() -> None:
-            await asyncio.sleep(seconds)
-            self.close(number)
-
-        self._tasks.start(late(), f"close {number}")
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, self.close, number))
 
     def later(self, seconds: float, event: Event) -> None:
         """Delivers an event after a time."""
-
-        async def deliver() -> None:
-            await asyncio.sleep(seconds)
-            await self._inbox.put(event)
-
-        self._tasks.start(deliver(), f"later {event}")
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, self.tell, event))
 
     def tell(self, event: Event) -> None:
         """Delivers an event now."""
-        self.later(0, event)
+        try:
+            self._inbox.put_nowait(event)
+        except asyncio.QueueFull:
+            self._tasks.start(self._inbox.put(event), f"tell {event}")
 
     async def next(self) -> Event:
         """The next event, in order of arrival."""
@@ -206,9 +207,13 @@ class Legs:
         for undo in self._at_close:
             undo()
         self._at_close.clear()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
         for number in list(self._streams):
             self.close(number)
         await self._tasks.aclose()
+        self._opened.discard(self)
 
     # Calls are opened inside their tasks: a task that is cancelled before its first step must leave no call behind.
 

@@ -12,18 +12,12 @@ LEG_NAMES = {Role.PREFILL: "prefill", Role.RELAY: "relay decode", Role.MAIN: "ma
 
 def usable(question: Question, role: Role, *, site: str | None = None, not_site: str | None = None) -> list[StageView]:
     """Stages of a role (and site) that may be chosen, in a stable order."""
-    return sorted(
-        (
-            stage
-            for stage in question.stages
-            if stage.description.role is role
-            and not stage.why_not
-            and stage.incarnation not in question.excluded
-            and site in (None, stage.description.site)
-            and (not_site is None or not_site != stage.description.site)
-        ),
-        key=lambda stage: stage.instance_id,
-    )
+    stages = [stage for stage in question.stages if stage.description.role is role and not stage.why_not]
+    if question.excluded:
+        stages = [stage for stage in stages if stage.incarnation not in question.excluded]
+    if site is not None or not_site is not None:
+        stages = [s for s in stages if site in (None, s.description.site) and not_site != s.description.site]
+    return sorted(stages, key=lambda stage: stage.description.instance_id)
 
 
 def why_none(question: Question, role: Role) -> str:
@@ -35,26 +29,30 @@ def why_none(question: Question, role: Role) -> str:
 
 
 def pick(
-    question: Question, stages: Iterable[StageView], cost: Callable[[StageView], float], limits: Limits
+    question: Question, stages: Iterable[StageView], cost: Callable[[StageView, int], float], limits: Limits
 ) -> StageView | None:
     """The cheapest; of equals the least loaded; of those the next in turn. None: no stage.
 
-    A stage that has reported nothing yet is taken only if there is no other: silence is not idleness.
+    `cost` is given a stage and its load in tokens. A stage that has reported nothing yet is taken only if there is no
+    other: silence is not idleness.
     """
-    priced = [((s.load is None, cost(s), estimate.load_tokens(s, limits)), s) for s in stages]
-    if not priced:
-        return None
-    best = min(price for price, _ in priced)
-    equal = [stage for price, stage in priced if price == best]
-    return equal[question.turn % len(equal)]
+    best: tuple[bool, float, int] | None = None
+    equal: list[StageView] = []
+    for stage in stages:
+        load = estimate.load_tokens(stage, limits)
+        price = (stage.load is None, cost(stage, load), load)
+        if best is None or price < best:
+            best, equal = price, [stage]
+        elif price == best:
+            equal.append(stage)
+    return equal[question.turn % len(equal)] if equal else None
 
 
 def pick_decode(question: Question, stages: Iterable[StageView], limits: Limits) -> StageView | None:
     """By prompt tokens that its cache lacks, and load in tokens: a hot prefix cannot pin all load on one stage."""
 
-    def cost(stage: StageView) -> float:
-        lacks = question.prompt_tokens - estimate.usable_hit(question, stage, samples=False)
-        return lacks + estimate.load_tokens(stage, limits)
+    def cost(stage: StageView, load: int) -> float:
+        return question.prompt_tokens - estimate.usable_hit(question, stage, samples=False) + load
 
     return pick(question, stages, cost, limits)
 
@@ -62,7 +60,7 @@ def pick_decode(question: Question, stages: Iterable[StageView], limits: Limits)
 def pick_prefill(question: Question, limits: Limits) -> StageView | None:
     """By the time of the first token: what is queued there and what its cache lacks."""
     stages = usable(question, Role.PREFILL)
-    return pick(question, stages, lambda stage: estimate.prefill_ms(question, stage, limits), limits)
+    return pick(question, stages, lambda stage, _: estimate.prefill_ms(question, stage, limits), limits)
 
 
 def pick_role(question: Question, role: Role, limits: Limits) -> StageView:

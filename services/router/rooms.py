@@ -1,6 +1,6 @@
 """What all requests share, wired by app.py. Holds no request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrelay.telemetry.metrics import RouterMetrics
 from kvrelay.text.tokenizer import Tokenizer
@@ -10,6 +10,7 @@ from services.router.config import RouterSettings
 from services.router.drain import DrainGroup
 from services.router.fleet import Fleet
 from services.router.input import Ask, Reader, Served
+from services.router.legs import Legs
 from services.router.policies import Policy
 from services.router.prefixes import Prefixes
 from services.router.route import Limits, Question
@@ -42,6 +43,8 @@ class Rooms:
     drains: DrainGroup
     metrics: RouterMetrics
     tally: Tally
+    open_legs: set[Legs] = field(default_factory=set)
+    """Of every attempt that has not closed its streams."""
 
     def served(self) -> Served:
         """What the fleet serves now. Raises NoStage if no stage is registered."""

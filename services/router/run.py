@@ -65,7 +65,8 @@ class Run:
         """Freezes a route; tells the client of the first one. Raises NoStage, or Overloaded if that is why."""
         self._attempts += 1
         try:
-            route = self._rooms.policy.choose(self._now(), self._rooms.limits)
+            question = self._question if self._attempts == 1 else self._now()
+            route = self._rooms.policy.choose(question, self._rooms.limits)
         except NoStage:
             if isinstance(self._last_error, Overloaded):
                 raise self._last_error from None
@@ -99,7 +100,8 @@ class Run:
         answer, handoff = self.answer, conductor.handoff
         assert self._planned is not None
         ended = self._pipeline(conductor)
-        report = self._record.report(self._planned, ended, conductor.route.reason, handoff.report)
+        reason = "singular-cut" if conductor.cut else conductor.route.reason
+        report = self._record.report(self._planned, ended, reason, handoff.report)
         self._observe(conductor, ended)
         return router_pb2.Completed(
             reason=finish_reason_to_proto(self.reason),
@@ -132,7 +134,7 @@ class Run:
 
     def _conducting(self, route: Route, client: ClientStream) -> Conductor:
         rooms, settings = self._rooms, self._rooms.settings
-        legs = Legs()
+        legs = Legs(rooms.open_legs)
         legs.until_closed(rooms.fleet.watch(lambda: legs.tell(FleetChanged())))
         rules = HandoffRules(
             mode=route.handoff_mode,
@@ -141,7 +143,7 @@ class Run:
             handoff_rounds=settings.handoff_rounds,
             hold_first=route.hold_first,
         )
-        feeder = Feeder(self._ask, rooms.fleet, legs, rooms.limits, self._now, settings.max_attempts)
+        feeder = Feeder(self._ask, self._question, rooms.fleet, legs, rooms.limits, self._now, settings.max_attempts)
         conductor = Conductor(
             route=route,
             legs=legs,

@@ -3,14 +3,19 @@
 import asyncio
 from typing import Any
 
+import grpc
+
 from kvrelay.proto.v1 import router_pb2, router_pb2_grpc
 from kvrelay.rpc.convert import description_to_proto, load_to_proto
 from kvrelay.rpc.guard import client_error
 from kvrelay.rpc.status import row_of
 from kvrelay.telemetry.totals import totals
 from services.router import pipeline
+from services.router.client import Write
 from services.router.report import route_to_proto
 from services.router.rooms import Rooms
+
+_CANCELLED_WITHIN_S = 1.0
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -25,7 +30,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """See router.proto."""
         outcomes = self._rooms.metrics.outcomes
         try:
-            reason = await pipeline.serve(self._rooms, request, context.write)
+            reason = await pipeline.serve(self._rooms, request, _writer(context))
         except asyncio.CancelledError:
             outcomes.labels("CANCELLED").inc()
             raise
@@ -72,3 +77,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             stage = fleet.stages.add(usable=False, why_not=why)
             stage.info.address = address
         return fleet
+
+
+def _writer(context: Any) -> Write:
+    async def write(reply: router_pb2.GenerateReply) -> None:
+        try:
+            await context.write(reply)
+        except grpc.aio.InternalError:
+            # The client has gone. gRPC says so by cancelling the handler, and has not come to that yet: the request
+            # ends as cancelled, not as an error of ours.
+            await asyncio.sleep(_CANCELLED_WITHIN_S)
+            raise
+
+    return write

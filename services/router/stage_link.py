@@ -19,6 +19,8 @@ from services.router.route import StageView
 log = logging.getLogger(__name__)
 
 
+_VIEW_S = 0.05
+"""A view is that old at most: ages in it need no more."""
 _UNREPORTED_S = 0.25
 """A push asked for is in the sender's reports after so long: its Offer has crossed and come back."""
 
@@ -57,6 +59,8 @@ class StageLink:
         self._sent_crossings: list[tuple[float, str, int]] = []
         """(when, receiver, bytes), for _UNREPORTED_S."""
         self._why_not = "not reached yet"
+        self._view: StageView | None = None
+        self._viewed_at = 0.0
         self._settings = settings
         self._admit = admit
         self._changed = changed
@@ -78,8 +82,13 @@ class StageLink:
         """None: it has never said who it is."""
         if self.description is None:
             return None
+        if self._view is None or now - self._viewed_at > _VIEW_S:
+            self._view, self._viewed_at = self._look(self.description, now), now
+        return self._view
+
+    def _look(self, description: StageDescription, now: float) -> StageView:
         return StageView(
-            self.description,
+            description,
             self.load,
             self.load_age_s(now),
             self._sent_requests,
@@ -105,12 +114,14 @@ class StageLink:
         """A request was sent there; counts as load until the next report."""
         self._sent_requests += 1
         self._sent_tokens += tokens
+        self._view = None
 
     def crosses(self, receiver: str, size: int) -> None:
         """It is to push so many bytes to the receiver."""
         now = time.monotonic()
         self._sent_crossings = [sent for sent in self._sent_crossings if sent[0] > now - _UNREPORTED_S]
         self._sent_crossings.append((now, receiver, size))
+        self._view = None
 
     async def _session(self, channel: grpc.aio.Channel) -> bool:
         """One connection's life; -> whether the stage was accepted."""
@@ -119,6 +130,7 @@ class StageLink:
         try:
             info = await stub.Describe(stage_pb2.DescribeRequest(), timeout=self._settings.timeout_s)
             self.description = description_from_proto(info)
+            self._view = None
             refusal = self._admit(self, self.description)
             if refusal is not None:
                 self._unusable(f"refused: {refusal}")
@@ -140,6 +152,7 @@ class StageLink:
                 was_draining = self.load is not None and self.load.draining
                 self.load, self._load_at = load_from_proto(report), time.monotonic()
                 self._sent_requests = self._sent_tokens = 0
+                self._view = None
                 if not self.live:
                     self.live = True
                     log.info("stage %s at %s joined", self.description.instance_id, self.address)
@@ -152,6 +165,7 @@ class StageLink:
             if self.live:
                 self.live, self.load = False, None
                 self._why_not = "its load stream ended"
+                self._view = None
                 log.info("stage %s at %s left", self.description.instance_id, self.address)
                 self._changed(self)
 
@@ -159,6 +173,7 @@ class StageLink:
         if why != self._why_not:
             log.warning("stage at %s is not usable: %s", self.address, why)
             self._why_not = why
+            self._view = None
             self._changed(self)
 
 

@@ -202,7 +202,7 @@ async def test_an_answer_that_ends_at_the_relay_still_fills_main_decode() -> Non
     async with slow(router={"singular_cut_s": 30.0}) as running:
         got = await running.generate(asked(13))
         assert got.completed.usage.main_tokens == 0
-        assert running.router.leftovers() == {"draining": 1}
+        assert running.router.leftovers()["draining"] == 1
         async with asyncio.timeout(10):
             while running.router.leftovers():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

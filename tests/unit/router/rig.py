@@ -11,7 +11,7 @@ from kvrelay.rpc.channels import open_channel
 from kvrelay.types import Role
 from services.router.app import RouterApp, router_app
 from services.router.config import RouterSettings
-from tests.fakes_stages import WAIT_S, FakeStage, fake_stage
+from tests.fakes_stages import WAIT_S, FakeLeg, FakePrefill, FakeStage, fake_stage
 
 P_RLD_MD, P_MD = router_pb2.PIPELINE_P_RLD_MD, router_pb2.PIPELINE_P_MD
 P_RLD, MD = router_pb2.PIPELINE_P_RLD, router_pb2.PIPELINE_MD
@@ -136,3 +136,20 @@ async def rig(prefill: int = 1, relay: int = 1, main: int = 1, **settings: Any) 
         running = Rig(router, router_pb2_grpc.RouterServiceStub(channel), stages)
         yield running
         await running.settled()
+
+
+async def legs_of(running: Rig) -> tuple[FakePrefill, FakeLeg, FakeLeg]:
+    """The three legs of a relayed request, as the stages see them."""
+    return await running.p.prefill(), await running.r.leg(), await running.m.leg()
+
+
+async def relaying(running: Rig, asked: Asked) -> tuple[FakePrefill, FakeLeg, FakeLeg]:
+    """First token 10 from P, then 11 and 12 from the relay."""
+    p, r, m = await legs_of(running)
+    p.first_token(10)
+    resume = await r.hears("resume")
+    assert (resume.first_index, list(resume.ids)) == (0, [10])
+    r.ready()
+    r.tokens(1, 11, 12)
+    await asked.until(3)
+    return p, r, m
