@@ -66,6 +66,13 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitToken:
+    """Main decode's turn comes after this relay's next token: call turn_due(leg) if there is none for a while."""
+
+    leg: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replan:
     """No token has been accepted and the route broke: close every leg and plan again."""
 
@@ -86,4 +93,4 @@ class Fail:
     error: KvrelayError
 
 
-Action = SendExtend | SendResume | SendStop | CloseLeg | Feed | Count | Mark | Replan | Wait | Fail
+Action = SendExtend | SendResume | SendStop | CloseLeg | Feed | Count | Mark | AwaitToken | Replan | Wait | Fail

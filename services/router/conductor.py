@@ -24,6 +24,7 @@ from services.router.legs import (
     FromPrefill,
     Legs,
     RelayLate,
+    TurnDue,
     WaitedLongEnough,
 )
 from services.router.report import Record
@@ -48,6 +49,7 @@ class Patience:
     rejoin_wait_s: float
     stop_grace_s: float
     singular_cut_s: float
+    turn_wait_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +178,8 @@ class Conductor:
             return self._ended(event)
         if isinstance(event, RelayLate):
             return self.handoff.relay_late(event.leg)
+        if isinstance(event, TurnDue):
+            return self.handoff.turn_due(event.leg)
         if isinstance(event, WaitedLongEnough):
             return self.handoff.gave_up(event.error)
         if isinstance(event, FeedDue):
@@ -292,6 +296,8 @@ class Conductor:
                     self._count(reason)
                 case actions.Mark(name):
                     self.record.mark(name)
+                case actions.AwaitToken(leg):
+                    self.legs.later(self.patience.turn_wait_s, TurnDue(leg))
                 case actions.Replan(error):
                     if isinstance(error, InvalidRequest | Unsupported):
                         raise error

@@ -39,6 +39,8 @@ class RouterSettings(ServiceSettings):
     """Dynamic mode believes a load report of at most this age."""
     relay_budget: int = Field(256, ge=1)
     """Output tokens a relay leg has room for; it pauses there."""
+    turn_wait_s: float = Field(0.25, gt=0)
+    """Main decode takes over right after a token of the relay, but waits no longer than this for one."""
     relay_ready_s: float = Field(5.0, gt=0)
     """A relay leg that has no KV this long after the first token is replaced."""
     rejoin_wait_s: float = Field(10.0, ge=0)

@@ -15,6 +15,7 @@ from kvrelay.errors import KvrelayError, NoStage, Overloaded
 from kvrelay.types import FinishReason, HandoffMode, Role, Source
 from services.router.actions import (
     Action,
+    AwaitToken,
     CloseLeg,
     Count,
     Fail,
@@ -81,6 +82,8 @@ class Fence:
     report: HandoffReport = field(default_factory=HandoffReport)
     _fenced: set[int] = field(default_factory=set)
     """Relay legs behind the fence: they were told to stop, and nothing they say counts."""
+    _turning: bool = False
+    """Main decode's turn comes with the relay's next token."""
     _unfed: set[Role] = field(default_factory=set)
     _ended: bool = False
     _out: list[Action] = field(default_factory=list)
@@ -113,8 +116,18 @@ class Fence:
         else:
             self._out.append(Feed(Role.MAIN, "no_leg"))
 
+    def _turn_to(self, main: Leg) -> None:
+        """Main decode can take over. Right after a token of the relay the user waits least for the next one."""
+        relay = self.relay
+        if relay is None or not relay.emitted or relay.paused or self._catch_up_first(self.answer.count - main.known):
+            self._relay_to(main)
+        elif not self._turning:
+            self._turning = True
+            self._out.append(AwaitToken(relay.number))
+
     def _relay_to(self, main: Leg) -> None:
-        """Main decode can take over now, or catch up first."""
+        """Main decode takes over now, or catches up first."""
+        self._turning = False
         relay = self.relay if self.relay is not None and self.relay.emitted else None
         outstanding = self.answer.count - main.known
         if relay is not None and self._catch_up_first(outstanding):
@@ -201,6 +214,7 @@ class Fence:
         return next((leg for leg in (self.relay, self.main) if leg is not None and leg.number == number), None)
 
     def _forget(self, leg: Leg) -> None:
+        self._turning = False
         if self.relay is leg:
             self.relay = None
         if self.main is leg:

@@ -116,7 +116,7 @@ class Handoff(Fence):
         self._out.append(Mark(f"{leg.role}_ready"))
         self.shown = self.shown or leg.resumed
         if leg is self.main and self.answer.count and not leg.resumed:
-            self._relay_to(leg)
+            self._turn_to(leg)
         return self._done()
 
     def extended(self, number: int, next_index: int) -> list[Action]:
@@ -128,7 +128,7 @@ class Handoff(Fence):
             self._lose(leg, StageFailed(f"{leg.role} decode extended to {next_index}, not {leg.known}"), "violation")
             return self._done()
         leg.extending = False
-        self._relay_to(leg)
+        self._turn_to(leg)
         return self._done()
 
     def tokens(self, number: int, run: TokenRun) -> list[Action]:
@@ -146,6 +146,8 @@ class Handoff(Fence):
             leg.emitted += taken
             if self.answer.reason is not None:
                 self._end()
+            elif self._turning and self.main is not None:
+                self._relay_to(self.main)
         if relay:
             self.report.relay_dropped += len(run.ids) - taken
         return self._done()
@@ -157,6 +159,8 @@ class Handoff(Fence):
             return self._done()
         leg.paused = True
         self._out.extend((Count("relay_paused"), Mark("relay_paused")))
+        if self._turning and self.main is not None:
+            self._relay_to(self.main)
         if self.main is None:
             self._out.append(Feed(Role.MAIN, "relay_paused"))
         return self._done()
@@ -200,6 +204,12 @@ class Handoff(Fence):
         leg = self._leg(number)
         if leg is not None:
             self._lose(leg, error, "lost")
+        return self._done()
+
+    def turn_due(self, number: int) -> list[Action]:
+        """The relay has sent no token for a while since an AwaitToken."""
+        if self._turning and number == self.speaker and self.main is not None and not self.answer.finished:
+            self._relay_to(self.main)
         return self._done()
 
     def relay_late(self, number: int) -> list[Action]:

@@ -63,6 +63,13 @@ class RelayLate:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnDue:
+    """turn_wait_s are over for this relay leg."""
+
+    leg: int
+
+
+@dataclass(frozen=True, slots=True)
 class WaitedLongEnough:
     """No stage has come back in time."""
 
@@ -83,7 +90,7 @@ class FleetChanged:
     """A stage joined or left."""
 
 
-Event = FromDecode | FromPrefill | Ended | RelayLate | WaitedLongEnough | FeedDue | FleetChanged
+Event = FromDecode | FromPrefill | Ended | RelayLate | TurnDue | WaitedLongEnough | FeedDue | FleetChanged
 
 
 _REOPENINGS = 4

@@ -155,7 +155,11 @@ class Run:
             metrics=rooms.metrics,
             limits=rooms.limits,
             patience=Patience(
-                settings.relay_ready_s, settings.rejoin_wait_s, settings.stop_grace_s, settings.singular_cut_s
+                settings.relay_ready_s,
+                settings.rejoin_wait_s,
+                settings.stop_grace_s,
+                settings.singular_cut_s,
+                settings.turn_wait_s,
             ),
             failed=self._failed,
             forgive=self._forgive,

@@ -126,6 +126,7 @@ async def rig(prefill: int = 1, relay: int = 1, main: int = 1, **settings: Any) 
             "redial_max_s": 0.05,
             "shutdown_grace_s": 0.0,
             "local_extend_tokens": 0,
+            "turn_wait_s": 0.03,
             **settings,
         }
         router = await stack.enter_async_context(router_app(RouterSettings(**wanted)))

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from kvrelay.errors import StageFailed
 from kvrelay.proto.v1 import router_pb2
 from tests.unit.router.rig import CATCH_UP, MD, P_MD, P_RLD, legs_of, relaying, rig
 
@@ -73,6 +74,44 @@ async def test_one_shot_hands_over_all_ids_and_drops_what_the_relay_says_later()
         assert completed.report.handoff_ids == 3
         assert completed.report.HasField("handoff_stall_ms")
         assert (completed.usage.relay_tokens, completed.usage.main_tokens) == (2, 3)
+
+
+async def test_main_takes_over_right_after_a_token_of_the_relay() -> None:
+    async with rig(turn_wait_s=30.0) as running:
+        asked = running.ask(max_tokens=6)
+        _, r, m = await relaying(running, asked)
+        m.ready()
+        await asyncio.sleep(0.05)
+        r.tokens(3, 13)
+        resume = await m.hears("resume")
+        assert (resume.first_index, list(resume.ids)) == (0, [10, 11, 12, 13])
+        await r.hears("stop")
+        r.stopped(4)
+        m.tokens(4, 14, 15)
+        m.finished(6)
+        await asked.completed()
+        assert asked.ids == [10, 11, 12, 13, 14, 15]
+
+
+async def test_a_relay_that_pauses_or_dies_while_main_waits_for_its_turn_gives_it_at_once() -> None:
+    for last in ("paused", "lost"):
+        async with rig(turn_wait_s=30.0) as running:
+            asked = running.ask(max_tokens=4)
+            _, r, m = await relaying(running, asked)
+            m.ready()
+            await asyncio.sleep(0.05)
+            if last == "paused":
+                r.paused(3)
+            else:
+                r.fail(StageFailed("died"))
+            assert list((await m.hears("resume")).ids) == [10, 11, 12]
+            if last == "paused":
+                await r.hears("stop")
+                r.stopped(3)
+            m.tokens(3, 13)
+            m.finished(4)
+            await asked.completed()
+            assert asked.ids == [10, 11, 12, 13]
 
 
 async def test_catch_up_extends_while_the_relay_goes_on() -> None:

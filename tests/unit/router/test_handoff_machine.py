@@ -54,6 +54,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.first_queue: list[TokenRun] = []
         self.ended: str | None = None
         self.waiting: actions.Wait | None = None
+        self.turn: int | None = None
         self.pipeline = pipeline
         roles = {
             Pipeline.P_RLD_MD: [Role.RELAY, Role.MAIN],
@@ -128,6 +129,11 @@ class HandoffMachine(RuleBasedStateMachine):
             self._perform(self.handoff.relay_late(self.handoff.relay.number))
 
     @rule()
+    def turn_is_due(self) -> None:
+        if self.turn is not None:
+            self._perform(self.handoff.turn_due(self.turn))
+
+    @rule()
     def stage_joins(self) -> None:
         self.available[Role.MAIN] += 1
         self._perform(self.handoff.stage_joined())
@@ -151,6 +157,10 @@ class HandoffMachine(RuleBasedStateMachine):
             if self.waiting is not None:
                 self._perform(self.handoff.gave_up(self.waiting.error))
                 self.waiting = None
+            if self.turn is not None:
+                due, self.turn = self.turn, None
+                self._perform(self.handoff.turn_due(due))
+                moved = True
             if not self.first_sent and self.prefill_alive:
                 self.prefill_samples()
                 moved = True
@@ -219,6 +229,8 @@ class HandoffMachine(RuleBasedStateMachine):
                 self._feed(action)
             elif isinstance(action, actions.Wait):
                 self.waiting = action
+            elif isinstance(action, actions.AwaitToken):
+                self.turn = action.leg
             elif isinstance(action, actions.Replan | actions.Fail):
                 self.ended = str(action)
                 assert isinstance(action, actions.Fail) or self.answer.count == 0
