@@ -239,13 +239,13 @@ async def test_a_stage_that_joins_later_is_used(loaded: LoadedModel) -> None:
 async def test_main_decode_is_fed_again_when_the_wan_is_back(loaded: LoadedModel, phase: str) -> None:
     async with slow(router={"redial_max_s": 0.2}) as running:
         assert running.wan is not None
-        watched = Watched(running.stub.Generate(asked(200)))
+        watched = Watched(running.stub.Generate(asked(400)))
         await watched.until(PHASES[phase]())
         await running.wan.set_outage(Outage.RESET)
         await watched.until(tokens_from(common_pb2.SOURCE_RELAY, 5))
         await running.wan.set_outage(Outage.NONE)
         got = await watched.rest()
-        assert got.ids == reference(loaded, PROMPT, 200)
+        assert got.ids == reference(loaded, PROMPT, 400)
         assert got.outputs[-1].tokens.source == common_pb2.SOURCE_MAIN
         assert "fed_main_again" in got.report.fallbacks
 
