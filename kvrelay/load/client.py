@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from kvrelay.load.times import TokenTimes
 from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 SOURCES = {
@@ -28,7 +29,7 @@ HANDOFF_MODES = {
 
 
 @dataclass(slots=True)
-class Answer:
+class Answer(TokenTimes):
     """What one request got. Times are ms since it was sent, by this client's clock."""
 
     sent_at_s: float
@@ -53,25 +54,9 @@ class Answer:
         return not self.error and not self.left
 
     @property
-    def ttft_ms(self) -> float | None:
-        """Time to the first token; None if there is none."""
-        return self.arrived_ms[0] if self.arrived_ms else None
-
-    @property
-    def ttst_ms(self) -> float | None:
-        """Time to the second token."""
-        return self.arrived_ms[1] if len(self.arrived_ms) > 1 else None
-
-    @property
-    def itl_ms(self) -> list[float]:
-        """Gaps between neighbouring tokens."""
-        return [after - before for before, after in zip(self.arrived_ms, self.arrived_ms[1:], strict=False)]
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Mean time per token after the first."""
-        gaps = self.itl_ms
-        return sum(gaps) / len(gaps) if gaps else None
+    def output_tokens(self) -> int:
+        """As many as came."""
+        return len(self.ids)
 
     @property
     def request_id(self) -> str:

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvrelay.load.times import TokenTimes
+
 SOURCES = {"p": "prefill", "r": "relay", "m": "main", "s": "server"}
 """By the letter that stands for it in `Record.sources`; "server": one that does not say which stage it was."""
 LETTERS = {name: letter for letter, name in SOURCES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(TokenTimes):
     """One request. Times in ms by the client's clock, since it was sent, unless said otherwise."""
 
     conversation: str
@@ -89,41 +91,12 @@ class Record:
         return self.ok and not self.warm_up and self.manner != "slow"
 
     @property
-    def ttft_ms(self) -> float | None:
-        """Time to the first token; None if there is none."""
-        return self.arrived_ms[0] if self.arrived_ms else None
-
-    @property
-    def ttst_ms(self) -> float | None:
-        """Time to the second token."""
-        return self.arrived_ms[1] if len(self.arrived_ms) > 1 else None
-
-    @property
-    def itl_ms(self) -> list[float]:
-        """Gaps between neighbouring tokens, one fewer than tokens."""
-        return [after - before for before, after in zip(self.arrived_ms, self.arrived_ms[1:], strict=False)]
-
-    @property
     def itl_by_source(self) -> dict[str, list[float]]:
         """The gaps before tokens of "relay", "main" and "server", and "handoff": from a relay's token to main's."""
         gaps: dict[str, list[float]] = {}
         for before, after, gap in zip(self.sources, self.sources[1:], self.itl_ms, strict=False):
             gaps.setdefault("handoff" if before + after == "rm" else SOURCES[after], []).append(gap)
         return gaps
-
-    @property
-    def max_gap_ms(self) -> float:
-        """The longest gap; 0 if there is none."""
-        return max(self.itl_ms, default=0.0)
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """Mean time per token after the first."""
-        return (self.arrived_ms[-1] - self.arrived_ms[0]) / (self.output_tokens - 1) if self._timed else None
-
-    @property
-    def _timed(self) -> bool:
-        return self.output_tokens > 1 and len(self.arrived_ms) > 1
 
     def tokens(self, source: str) -> int:
         """Output tokens by "prefill", "relay", "main" or "server"."""
