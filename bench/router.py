@@ -332,7 +332,9 @@ async def measure(report: Report, plan: Plan) -> None:
         for _ in range(plan.runs):
             for name, system in systems.items():
                 runs.setdefault(f"{name}_cpu_ms", []).append(await cpu_ms(system, plan))
-            runs.setdefault("added_ttft_ms", []).append(float(np.median(await added_ttft(ours, stages[0], plan))))
+            for name, system in (("", ours), ("forwarder_", bare)):
+                added = await added_ttft(system, stages[0], plan)
+                runs.setdefault(f"{name}added_ttft_ms", []).append(float(np.median(added)))
             if peer is not None:
                 pairs = [await peer[0].ask(plan) - await http_stream(peer[1], plan) for _ in range(30)]
                 runs.setdefault("sglang_added_ttft_ms", []).append(float(np.median(pairs)) * 1e3)

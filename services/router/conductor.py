@@ -9,7 +9,7 @@ from kvrelay.proto.v1 import decode_pb2, prefill_pb2
 from kvrelay.rpc.convert import finish_reason_from_proto, token_run_from_proto
 from kvrelay.telemetry.metrics import RouterMetrics
 from kvrelay.types import Role
-from services.router import actions, estimate
+from services.router import actions
 from services.router.answer import Answer
 from services.router.client import ClientStream
 from services.router.drain import must_cut
@@ -27,8 +27,9 @@ from services.router.legs import (
     TurnDue,
     WaitedLongEnough,
 )
+from services.router.pushes import Pushes
 from services.router.report import Record
-from services.router.route import Limits, Route, StageView
+from services.router.route import Route, StageView
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +60,12 @@ class Conductor:
     route: Route
     legs: Legs
     feeder: Feeder
+    pushes: Pushes
     handoff: Handoff
     answer: Answer
     client: ClientStream
     record: Record
     metrics: RouterMetrics
-    limits: Limits
     patience: Patience
     failed: Callable[[StageView], None]
     """Told of each stage that has failed this request."""
@@ -76,8 +77,6 @@ class Conductor:
     """Told of everything that did not go as planned."""
     cut: bool = False
     """The singular rule has cut the push to main decode."""
-    _progress: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Transfer id -> payload bytes (acked, missing at the start)."""
     _full: dict[Role, tuple[StageView, Overloaded]] = field(default_factory=dict)
     """Who has refused a leg for want of room, and was not asked again since."""
     _refusal: Overloaded | None = None
@@ -119,23 +118,16 @@ class Conductor:
     def cut_if_singular(self) -> bool:
         """The reactive singular rule: a rest that needs too much of the link will not cross; -> whether it was cut."""
         main = self.handoff.main
-        leg = self.feeder.decode.get(main.number) if main is not None else None
-        sender = next(
-            (self.feeder.prefill[s] for s, fed in self.feeder.fed_by.items() if leg and leg.number in fed), None
-        )
-        if self.cut or main is None or leg is None or sender is None or main.ready or not self.handoff.draining:
+        if self.cut or main is None or main.ready or not self.handoff.draining:
             return self.cut
-        acked, missing = self._progress.get(leg.transfer_id, (0, self.route.crossing_bytes))
-        remaining = missing - acked
-        if not must_cut(
-            remaining, estimate.goodput((sender,), sender, leg.stage, self.limits), self.patience.singular_cut_s
-        ):
+        rest = self.pushes.rest(main.number)
+        if rest is None or not must_cut(rest.bytes, rest.rate_bytes_per_s, self.patience.singular_cut_s):
             return False
-        log.info("singular: %d bytes will not cross to %s", remaining, leg.stage.instance_id)
+        log.info("singular: %d bytes will not cross to leg %d", rest.bytes, main.number)
         self.cut = True
         self.fallback("singular_cut")
         self.metrics.singular.labels("cut").inc()
-        self.metrics.singular_saved_bytes.inc(remaining)
+        self.metrics.singular_saved_bytes.inc(rest.bytes)
         return True
 
     async def _step(self) -> None:
@@ -221,34 +213,11 @@ class Conductor:
             reason = finish_reason_from_proto(event.finished.reason)
             return self.handoff.prefill_finished(reason, event.finished.completion_tokens)
         elif kind == "push_progress":
-            self._push_progress(event.push_progress)
+            self.pushes.progress(event.push_progress)
         elif kind == "push_ended":
-            return self._push_ended(event.push_ended)
+            lost = self.pushes.ended(event.push_ended)
+            return [] if lost is None else self.handoff.kv_lost(*lost)
         return []
-
-    def _push_progress(self, progress: prefill_pb2.PushProgress) -> None:
-        self._progress[progress.transfer_id] = (progress.payload_bytes_acked, progress.payload_bytes_missing)
-        self._crossed(progress.transfer_id, progress.payload_bytes_acked)
-
-    def _push_ended(self, ended: prefill_pb2.PushEnded) -> Sequence[actions.Action]:
-        leg = self.feeder.leg_of(ended.transfer_id)
-        if leg is None:
-            return []
-        self._crossed(ended.transfer_id, ended.wire_bytes)
-        saved = ended.blocks_cached * leg.stage.description.layout.block_bytes
-        outcome = prefill_pb2.PushEnded.Outcome.Name(ended.outcome).removeprefix("OUTCOME_").lower()
-        self.metrics.pushed(
-            leg.stage.instance_id, outcome, wire_bytes=ended.wire_bytes, saved_bytes=saved, seconds=ended.seconds
-        )
-        if ended.outcome == prefill_pb2.PushEnded.OUTCOME_COMMITTED:
-            return []
-        why = ended.detail or outcome
-        return self.handoff.kv_lost(leg.number, StageFailed(f"KV did not reach {leg.stage.instance_id}: {why}"))
-
-    def _crossed(self, transfer_id: str, payload_bytes: int) -> None:
-        leg = self.feeder.leg_of(transfer_id)
-        if leg is not None and leg.sender_site != leg.stage.description.site:
-            self.record.wan_bytes[transfer_id] = payload_bytes
 
     def _ended(self, event: Ended) -> Sequence[actions.Action]:
         leg = self.feeder.decode.get(event.number)

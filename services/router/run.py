@@ -20,6 +20,7 @@ from services.router.fence import HandoffRules
 from services.router.handoff import Handoff
 from services.router.input import Ask
 from services.router.legs import FleetChanged, Legs
+from services.router.pushes import Pushes
 from services.router.report import Record, route_to_proto
 from services.router.rooms import Rooms
 from services.router.route import Question, Route, StageView
@@ -148,12 +149,12 @@ class Run:
             route=route,
             legs=legs,
             feeder=feeder,
+            pushes=Pushes(feeder, self._record, rooms.metrics, rooms.limits, route.crossing_bytes),
             handoff=Handoff(self.answer, rules),
             answer=self.answer,
             client=client,
             record=self._record,
             metrics=rooms.metrics,
-            limits=rooms.limits,
             patience=Patience(
                 settings.relay_ready_s,
                 settings.rejoin_wait_s,
