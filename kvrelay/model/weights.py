@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kvrelay import checkpoint
+from kvrelay.cache_folder import cache_folder
 from kvrelay.checkpoint import Checkpoint
 from kvrelay.errors import ModelFileError
 from kvrelay.model import tiny
@@ -12,10 +13,14 @@ from kvrelay.model.config import ModelConfig
 from kvrelay.model.gguf import open_gguf_model
 from kvrelay.model.huggingface import open_huggingface_model
 from kvrelay.model.source import WeightSource
+from kvrelay.model.stored import stored
 from kvrelay.model.transformer import Transformer
 from kvrelay.types import LayoutFingerprint
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_STORED_BYTES = 16 * 1024 * 1024
+"""GGUF files of this size or more are converted once and kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,9 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelFileError(f"dtype: {dtype} is not one of {', '.join(DTYPES)}")
     config, source, identity = _open(found)
-    built = Transformer(config, source, torch.device(device), DTYPES[dtype], cache_dir)
+    folder = cache_folder("weights", cache_dir) if _worth_storing(found) else None
+    with stored(source, identity, folder) as tensors:
+        built = Transformer(config, tensors, torch.device(device), DTYPES[dtype], cache_dir)
     layout = LayoutFingerprint(
         weights=identity,
         layers=config.layers,
@@ -59,6 +66,11 @@ def default_dtype(found: Checkpoint, device: str) -> str:
     if found.kind == "tiny":
         return "float64"
     return "float32" if device == "cpu" else "bfloat16"
+
+
+def _worth_storing(found: Checkpoint) -> bool:
+    """Safetensors are mapped as they are; a small GGUF is converted in no time."""
+    return found.kind == "gguf" and found.directory.stat().st_size >= _STORED_BYTES
 
 
 def _open(found: Checkpoint) -> tuple[ModelConfig, WeightSource, str]:

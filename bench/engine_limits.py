@@ -1,0 +1,29 @@
+"""Subject of bench.engine: what the machine can do at most, to torch: float32 matrix products, reading memory."""
+
+import torch
+
+from bench.engine_plan import Measured, samples, subject_plan
+
+READ_BYTES = 1 << 30
+
+
+def main() -> None:
+    """FLOP/s of the best product shape, bytes/s of the fastest read; by run."""
+    plan = subject_plan()
+    torch.set_num_threads(plan.threads)
+    measured = Measured()
+    with torch.inference_mode():
+        for size in (1024, 2048, 4096):
+            a, b = torch.randn(size, size), torch.randn(size, size)
+            times = samples(lambda a=a, b=b: torch.mm(a, b), plan.runs)  # type: ignore[misc]
+            measured.extra[f"gemm_{size}"] = [2 * size**3 / s for s in times]
+        data = torch.ones(READ_BYTES // 4)
+        measured.extra["read_sum"] = [READ_BYTES / s for s in samples(data.sum, plan.runs)]
+        other = torch.ones(READ_BYTES // 4)
+        measured.extra["read_dot"] = [2 * READ_BYTES / s for s in samples(lambda: torch.dot(data, other), plan.runs)]
+        measured.extra["read_max"] = [READ_BYTES / s for s in samples(data.max, plan.runs)]
+    measured.tell()
+
+
+if __name__ == "__main__":
+    main()

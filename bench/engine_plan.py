@@ -1,0 +1,76 @@
+"""What every subject of bench.engine measures, and how it tells. Runs in peers' interpreters too."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """Equal for all subjects of a run."""
+
+    weights: str = ""
+    """As the subject wants it: a model name, a folder or a file."""
+    threads: int = 2
+    runs: int = 6
+    """Timed prefills of each length, after one warm-up."""
+    steps: int = 24
+    """Timed decode steps of each shape, after `warm` ones."""
+    warm: int = 4
+    prefill: tuple[int, ...] = (512, 2048, 4096)
+    decode: tuple[tuple[int, int], ...] = ((1, 512), (8, 512), (1, 4096))
+    """(sequences, context)."""
+    chunk: int = 512
+    """Tokens of a prefill chunk, where the subject can be told."""
+
+    def argument(self, weights: str) -> str:
+        """For the subject's command line."""
+        return json.dumps(asdict(self) | {"weights": weights})
+
+    @classmethod
+    def parse(cls, text: str) -> "EnginePlan":
+        """Back from argument()."""
+        raw = json.loads(text)
+        return cls(
+            **raw | {"prefill": tuple(raw["prefill"]), "decode": tuple((one, other) for one, other in raw["decode"])}
+        )
+
+
+@dataclass(slots=True)
+class Measured:
+    """One subject's samples."""
+
+    decode_ms: dict[str, list[float]] = field(default_factory=dict)
+    """"b<sequences>_<context>" -> step times."""
+    prefill_s: dict[str, list[float]] = field(default_factory=dict)
+    """"<tokens>" -> times from nothing to the first token."""
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    note: str = ""
+
+    def tell(self) -> None:
+        """The subject's last line."""
+        print(json.dumps(asdict(self)))
+
+
+def subject_plan() -> EnginePlan:
+    """From the command line."""
+    return EnginePlan.parse(sys.argv[1])
+
+
+def samples(run: Callable[[], object], count: int, warm: int = 1) -> list[float]:
+    """Seconds of `count` calls, after `warm` untimed ones."""
+    for _ in range(warm):
+        run()
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def prompt(tokens: int, seed: int = 1) -> list[int]:
+    """Token ids, the same for every subject, different for each seed."""
+    return [(seed * 7919 + i * 104729) % 40000 + 100 for i in range(tokens)]

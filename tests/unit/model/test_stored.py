@@ -1,0 +1,95 @@
+"""Converted weights are read back as they were written, shared by writers that race, and replaced when they are damaged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvrelay.model.stored import StoredWeights, StoringWeights, stored
+
+TENSORS = {"a": torch.arange(12, dtype=torch.float32).view(3, 4), "b": torch.full((5,), 2.5)}
+
+
+class Origin:
+    """A checkpoint that counts how often it is asked."""
+
+    where = "origin"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def tensor(self, name: str) -> Tensor | None:
+        self.asked.append(name)
+        return TENSORS.get(name)
+
+
+def write(folder: Path) -> Path:
+    with stored(Origin(), "id", folder) as source:
+        for name in TENSORS:
+            source.tensor(name)
+    return folder / "id.f32"
+
+
+def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path)
+    origin = Origin()
+    with stored(origin, "id", tmp_path) as source:
+        assert isinstance(source, StoredWeights)
+        for name, tensor in TENSORS.items():
+            found = source.tensor(name)
+            assert found is not None and torch.equal(found, tensor)
+    assert origin.asked == []
+    assert [path.name for path in tmp_path.iterdir()] == ["id.f32"]
+
+
+def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path)
+    origin = Origin()
+    with stored(origin, "id", tmp_path) as source:
+        assert source.tensor("c") is None
+    assert origin.asked == ["c"]
+
+
+def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(TENSORS["b"].numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    origin = Origin()
+    with stored(origin, "id", tmp_path) as source:
+        assert source.tensor("b") is TENSORS["b"]
+    assert origin.asked == ["b"] and not path.exists()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -1])
+def test_a_truncated_file_is_written_anew(tmp_path: Path, keep: int) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:keep])
+    write(tmp_path)
+    assert path.read_bytes() == whole
+
+
+def test_two_writers_at_once_leave_one_sound_file(tmp_path: Path) -> None:
+    path = tmp_path / "id.f32"
+    with StoringWeights(path, Origin()) as one, StoringWeights(path, Origin()) as other:
+        one.tensor("a")
+        other.tensor("a")
+        other.tensor("b")
+    assert [found.name for found in tmp_path.iterdir()] == ["id.f32"]
+    assert StoredWeights(path, Origin()).tensor("a") is not None
+
+
+def test_a_load_that_fails_stores_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), stored(Origin(), "id", tmp_path) as source:
+        source.tensor("a")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_file(tmp_path: Path) -> None:
+    with stored(Origin(), "id", tmp_path / "missing") as source:
+        assert source.tensor("a") is TENSORS["a"]
+    with stored(Origin(), "id", None) as source:
+        assert source.tensor("a") is TENSORS["a"]
