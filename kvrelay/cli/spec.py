@@ -120,6 +120,7 @@ def stage_argv(spec: ClusterSpec, stage: StageSpec, at: Addresses, redis_url: st
         "instance_id": stage.name,
         "site": stage.site,
         "advertise_via": at.wan if stage.site == "b" else "",
+        "bulk_listen": "" if stage.role is Role.PREFILL else f"{LOOPBACK}:0",
         "redis_url": redis_url,
         "model": spec.model,
         "device": spec.device,

@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 KVRELAY = str(Path(sys.executable).with_name("kvrelay"))
 NEAR, FAR = "10.97.0.1", "10.97.0.2"
-PORTS = {"a": 6379, "b": 50051}
-"""What each host lets the other one in by: the prefix index, and the main stage."""
+PORTS = {"a": (6379,), "b": (50051, 50061)}
+"""What each host lets the other one in by: the prefix index; the main stage, and its bulk KV connections."""
 LIMIT_S = 60.0
 
 
@@ -70,7 +70,8 @@ def hosts() -> Iterator[Hosts]:
             for device in ("lo", "wan"):
                 run(["ip", "-n", name, "link", "set", device, "up"])
             firewall = ("-A INPUT -i lo -j ACCEPT", "-A INPUT -m state --state ESTABLISHED -j ACCEPT")
-            for rule in (*firewall, f"-A INPUT -p tcp --dport {PORTS[site]} -j ACCEPT", "-P INPUT DROP"):
+            doors = (f"-A INPUT -p tcp --dport {port} -j ACCEPT" for port in PORTS[site])
+            for rule in (*firewall, *doors, "-P INPUT DROP"):
                 run(two.at(site, "iptables", *rule.split()))
         yield two
 
@@ -111,12 +112,13 @@ def served(hosts: Hosts, model: Path, tmp_path_factory: pytest.TempPathFactory) 
     logs = tmp_path_factory.mktemp("logs")
     index = f"--redis-url=redis://{NEAR}:6379/0"
     stage = (f"--model={model}", "--dtype=float64", "--threads=1", "--pool-tokens=8192", "--pace=fixed=8", index)
+    near, far = ((*stage, f"--bulk-listen={address}") for address in (f"{NEAR}:50062", f"{FAR}:50061"))
     python = (sys.executable, "-m")
     programs = {
         "redis": ("a", (KVRELAY, "redis", "--host", NEAR)),
         "prefill": ("a", (*python, "services.prefill", f"--listen={NEAR}:50051", "--site=a", *stage)),
-        "relay": ("a", (*python, "services.relay_decode", f"--listen={NEAR}:50052", "--site=a", *stage)),
-        "main": ("b", (*python, "services.main_decode", f"--listen={FAR}:50051", "--site=b", *stage)),
+        "relay": ("a", (*python, "services.relay_decode", f"--listen={NEAR}:50052", "--site=a", *near)),
+        "main": ("b", (*python, "services.main_decode", f"--listen={FAR}:50051", "--site=b", *far)),
         "router": ("a", (*python, "services.router", f"--listen={NEAR}:50050", f"--model={model}", index)),
     }
     with contextlib.ExitStack() as running:
@@ -166,6 +168,21 @@ def test_only_the_ports_of_the_guide_are_open(served: Hosts) -> None:
     )
     seen = output(served.at("b", sys.executable, "-c", open_ports, NEAR, "6379", "50050", "50051", "50052"))
     assert seen == "6379"
+
+
+def test_a_bulk_port_that_is_closed_while_it_is_used_costs_no_token(served: Hosts, model: Path) -> None:
+    """The firewall drops what comes, and says nothing: KV finds its way over gRPC."""
+    shut = ["INPUT", "-p", "tcp", "--dport", str(PORTS["b"][1]), "-j", "DROP"]
+    run(served.at("b", "iptables", "-I", *shut))
+    try:
+        prompt = [(13 * i) % 250 for i in range(300)]
+        assert ask(served, prompt, 60)["ids"] == expected(model, prompt, 60)
+        prompt = [(17 * i) % 250 for i in range(300)]
+        answer = ask(served, prompt, 120)
+        assert answer["ids"] == expected(model, prompt, 120)
+        assert answer["wan_bytes"]
+    finally:
+        run(served.at("b", "iptables", "-D", *shut))
 
 
 def test_a_cable_that_is_out_for_a_moment_costs_no_token(served: Hosts, model: Path) -> None:

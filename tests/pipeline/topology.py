@@ -183,7 +183,8 @@ async def topology(
 
     On the way out the five invariants are checked, unless the body has failed already.
     """
-    common = {"model": "tiny", "threads": 1, "pool_tokens": 4096, "shutdown_grace_s": 0.2, **(stage or {})}
+    common = {"model": "tiny", "threads": 1, "pool_tokens": 4096, "shutdown_grace_s": 0.2, "bulk_listen": "127.0.0.1:0"}
+    common |= stage or {}
     per_role = per_role or {}
     async with AsyncExitStack() as stack:
         redis_url = redis if isinstance(redis, str) else ""

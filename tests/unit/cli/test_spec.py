@@ -28,6 +28,14 @@ def test_only_site_b_goes_through_the_emulator() -> None:
         assert "--redis-url=redis://h:9/0" in argv
 
 
+def test_stages_that_receive_kv_take_bulk_connections_unless_told_otherwise() -> None:
+    for role in Role:
+        argv = stage_argv(ClusterSpec(), StageSpec("main-1", role, "a"), AT, "")
+        assert ("--bulk-listen=127.0.0.1:0" in argv) == (role is not Role.PREFILL)
+    without = ClusterSpec(stage_set=(("bulk_listen", ""),))
+    assert not any("bulk" in part for part in stage_argv(without, StageSpec("main-1", Role.MAIN, "b"), AT, ""))
+
+
 def test_a_setting_of_one_role_wins_over_that_of_all() -> None:
     spec = ClusterSpec(stage_set=(("max_running", "4"), ("relay.max_running", "9")))
     relay = stage_argv(spec, StageSpec("prefill-1", Role.RELAY, "a"), AT, "")
