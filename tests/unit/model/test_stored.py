@@ -1,4 +1,4 @@
-"""Converted weights are read back as they were written, shared by writers that race, and replaced when they are damaged."""
+"""Converted weights are read back as they were written, survive racing writers, and are replaced when damaged."""
 
 from pathlib import Path
 
