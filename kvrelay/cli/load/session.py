@@ -95,8 +95,8 @@ class Session:
         return exit_code(records)
 
     async def _checked(self, records: list[Record], seen: Watch) -> list[Record]:
-        """With verdicts, if they were asked for."""
-        if not self.check_limit:
+        """With verdicts, if they were asked for. A fleet without a stage has answered nothing."""
+        if not self.check_limit or not seen.before.stages:
             return records
         return await compared(records, seen.before.stages[0].info, self.whom.template, self.check_limit)
 

@@ -19,6 +19,8 @@ from kvrelay.load.sweep import Search
 from kvrelay.load.worth import Prices, Slo
 from kvrelay.proto.v1 import router_pb2
 from tests.unit.cli.load.router import TinyRouter, serving
+from tests.unit.load.completions import EVENTS, Server, chunked
+from tests.unit.load.completions import serving as openai
 
 TEMPLATE = router_pb2.GenerateRequest()
 TEMPLATE.sampling.ignore_eos = True
@@ -40,12 +42,6 @@ def spoiled(request: router_pb2.GenerateRequest, ids: list[int]) -> list[int]:
 
 
 SEEDS = [one.turns[0].seed for one in SAID.workload(256, 512).workload.conversations()]
-
-
-async def test_answers_that_equal_one_engine_s_are_right(capsys: pytest.CaptureFixture[str]) -> None:
-    async with serving(TinyRouter()) as address:
-        assert await session(address, check_limit=32).run() == 0
-    assert "6 compared, wrong 0" in capsys.readouterr().out
 
 
 async def test_a_wrong_answer_is_caught_with_its_index_and_margin(
@@ -123,3 +119,22 @@ async def test_a_sweep_of_a_router_that_refuses_all_has_no_knee(capsys: pytest.C
     async with serving(TinyRouter(refuses=lambda request: True)) as address:
         assert await session(address, search=Search(20.0), duration_s=0.5).run() == 1
     assert "knee: below the lowest rate" in capsys.readouterr().out
+
+
+async def test_another_server_gets_the_same_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, server = tmp_path / "run.json", Server(chunked(EVENTS))
+    async with openai(server) as url:
+        whom = Whom("127.0.0.1:9", against=url, model="m", vocab=256, template=TEMPLATE.SerializeToString())
+        assert await session("", whom=whom, shown=Shown(json=path)).run() == 0
+    summary = json.loads(await asyncio.to_thread(path.read_text))
+    assert (summary["target"], summary["ok"], summary["tokens"]["server"]) == (url, 6, 36)
+    wanted = {one.turns[0].fresh_ids: one.turns[0].seed for one in SAID.workload(256, None).workload.conversations()}
+    bodies = [body for _, _, body in server.requests]
+    assert {tuple(body["prompt"]): body["seed"] for body in bodies} == wanted
+    assert all(body["ignore_eos"] and body["model"] == "m" for body in bodies)
+    assert "6, whole 6, failed 0" in capsys.readouterr().out
+
+
+async def test_another_server_that_fails_is_exit_code_1() -> None:
+    async with openai(Server([b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n"])) as url:
+        assert await session("", whom=Whom("", against=url)).run() == 1
