@@ -39,7 +39,6 @@ class FusedStep:
     def __init__(self, fused: FusedKernels, batch: StepBatch, kv: Tensor, rotation: Rotation) -> None:
         self._fused, self._config = fused, fused.config
         self._threads = fused.team.size
-        self._kv_dtype = kv.dtype
         half = self._config.head_dim // 2
         self._cos = rotation.cos[:, 0, :half].contiguous()
         self._sin = rotation.signed_sin[:, 0, half:].contiguous()
@@ -50,7 +49,10 @@ class FusedStep:
             else None
         )
         self._rows = batch.token_ids.shape[0]
-        self._attention = self._attention_arguments(batch, kv, _Items(batch, short, kv.shape[4]))
+        items = _Items(batch, short, kv.shape[4])
+        work = (self._rows * 2 + items.tokens) * self._config.heads * self._config.head_dim
+        self._attention_threads = self._threads if work > _SMALL else 1
+        self._attention = self._attention_arguments(batch, kv, items)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         """x [T, hidden] += delta, in place; returns its RMS norm times the weight."""
@@ -85,7 +87,7 @@ class FusedStep:
         values = self._attention.values
         values[0], values[6], values[15] = qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), layer
         values[24] = out.data_ptr()
-        self._run(self._fused.attention, self._attention, self._threads)
+        self._run(self._fused.attention, self._attention, self._attention_threads)
         if self._long is not None:
             self._long.attend_into(layer, qkv.view(self._rows, -1, head_dim)[:, :heads], out)
         return out
@@ -97,7 +99,8 @@ class FusedStep:
         config, count = self._config, len(items.pieces) // 4
         blocks, layers, _, kv_heads, block_tokens, head_dim = kv.shape
         group = config.heads // kv_heads
-        scores = kv.new_empty(self._threads * group * CHUNK_TOKENS)
+        threads = self._attention_threads
+        scores = kv.new_empty(threads * group * CHUNK_TOKENS)
         merged = kv.new_empty(config.heads * count * (head_dim + 2))
         slots = batch.slots.numpy()
         # All that the kernel reads by address stays alive as long as this step.
@@ -116,7 +119,7 @@ class FusedStep:
                 *(0, self._fused.constants.data_ptr(), self._rows, config.heads, kv_heads, head_dim),
                 *(blocks, block_tokens, layers, 0),
                 *(pieces, count, table, len(items.table), rows, len(items.rows) // 3),
-                *(scores.data_ptr(), merged.data_ptr(), 0, self._threads, self._threads),
+                *(scores.data_ptr(), merged.data_ptr(), 0, threads, threads),
             )
         )
 
@@ -130,6 +133,8 @@ class _Items:
         self.rows: list[int] = []
         """(row, first piece, end piece), flat."""
         self.table: list[int] = []
+        self.tokens = 0
+        """Read in all, by all rows."""
         piece_tokens = max(1, CHUNK_TOKENS // block_tokens) * block_tokens
         if piece_tokens > CHUNK_TOKENS:
             raise ValueError(f"blocks of {block_tokens} tokens; at most {CHUNK_TOKENS}")
@@ -140,6 +145,7 @@ class _Items:
             for row in range(start, end):
                 seen = batch.context_lens[s] - (end - 1 - row)
                 first = len(self.pieces) // 4
+                self.tokens += seen
                 for at in range(0, seen, piece_tokens):
                     self.pieces += (row, at, min(at + piece_tokens, seen), offset)
                 self.rows += (row, first, len(self.pieces) // 4)

@@ -1,0 +1,174 @@
+"""Compiled kernels give what torch's plain operations give, whatever the shapes, the batch and the threads."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvrelay.model import tiny
+from kvrelay.model.batch import StepBatch
+from kvrelay.model.config import ModelConfig
+from kvrelay.model.transformer import Transformer
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+class Random:
+    """A small model of any shape."""
+
+    where = "random"
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._chance = torch.Generator().manual_seed(5)
+
+    def tensor(self, name: str) -> Tensor | None:
+        c = self._config
+        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        part = name.removesuffix(".weight").rsplit(".", 1)[-1]
+        shape = {
+            "embed_tokens": (c.vocab_size, c.hidden),
+            "lm_head": (c.vocab_size, c.hidden),
+            "q_proj": (q, c.hidden),
+            "k_proj": (kv, c.hidden),
+            "v_proj": (kv, c.hidden),
+            "o_proj": (c.hidden, q),
+            "gate_proj": (c.intermediate, c.hidden),
+            "up_proj": (c.intermediate, c.hidden),
+            "down_proj": (c.hidden, c.intermediate),
+            "q_norm": (c.head_dim,),
+            "k_norm": (c.head_dim,),
+        }.get(part, (c.hidden,))
+        return torch.randn(shape, generator=self._chance, dtype=torch.float64) * (1.0 if len(shape) == 1 else 0.3)
+
+
+def config(kv_heads: int, group: int, head_dim: int, *, qk_norm: bool = False) -> ModelConfig:
+    return ModelConfig(
+        family="qwen3" if qk_norm else "llama",
+        vocab_size=20,
+        hidden=24,
+        intermediate=20,
+        layers=2,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope_theta=10000.0,
+        max_positions=4096,
+        eos_token_ids=(1,),
+        qk_norm=qk_norm,
+    )
+
+
+def both(model: Transformer, batch: StepBatch, pool: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits and pool by the kernels, then by plain torch."""
+    ours, theirs = pool.clone(), pool.clone()
+    logits = model.forward(batch, ours)
+    fused, model._fused = model._fused, None
+    try:
+        return logits, ours, model.forward(batch, theirs), theirs
+    finally:
+        model._fused = fused
+
+
+def batch_of(work: Sequence[tuple[int, int]], block_tokens: int, blocks: Sequence[int]) -> StepBatch:
+    """Sequences of (context with the new tokens, new tokens), their blocks taken from `blocks` in turn."""
+    ids, positions, slots, starts, tables = [], [], [], [0], []
+    free = iter(blocks)
+    for context, new in work:
+        table = [next(free) for _ in range(-(-context // block_tokens))]
+        tables.append(table)
+        for at in range(context - new, context):
+            ids.append(at % 20)
+            positions.append(at)
+            slots.append(table[at // block_tokens] * block_tokens + at % block_tokens)
+        starts.append(len(ids))
+    return StepBatch(
+        torch.tensor(ids),
+        torch.tensor(positions),
+        torch.tensor(slots),
+        starts,
+        [context for context, _ in work],
+        tables,
+        torch.arange(len(ids)),
+    )
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@st.composite
+def works(draw: st.DrawFn) -> list[tuple[int, int]]:
+    one = st.integers(1, 300).flatmap(
+        lambda context: st.tuples(st.just(context), st.sampled_from([n for n in (1, 2, 4, 5, 40) if n <= context]))
+    )
+    return draw(st.lists(one, min_size=1, max_size=4))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kv_heads=st.sampled_from([1, 2, 3]),
+    group=st.sampled_from([1, 2, 3, 7]),
+    head_dim=st.sampled_from([2, 6, 8, 20, 64]),
+    qk_norm=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    block_tokens=st.sampled_from([1, 3, 16, 256]),
+    work=works(),
+)
+def test_kernels_equal_plain_torch(
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    qk_norm: bool,
+    dtype: torch.dtype,
+    block_tokens: int,
+    work: list[tuple[int, int]],
+) -> None:
+    shape = config(kv_heads, group, head_dim, qk_norm=qk_norm)
+    model = Transformer(shape, Random(shape), torch.device("cpu"), dtype)
+    blocks = sum(-(-context // block_tokens) for context, _ in work)
+    chance = torch.Generator().manual_seed(blocks)
+    order: list[int] = torch.randperm(blocks, generator=chance).tolist()
+    pool = torch.randn(blocks, 2, 2, kv_heads, block_tokens, head_dim, generator=chance, dtype=dtype)
+    logits, kv, plain_logits, plain_kv = both(model, batch_of(work, block_tokens, order), pool)
+    scale = float(plain_logits.abs().max()) + 1
+    torch.testing.assert_close(logits, plain_logits, rtol=0, atol=TOLERANCE[dtype] * scale)
+    torch.testing.assert_close(kv, plain_kv, rtol=0, atol=TOLERANCE[dtype] * (float(plain_kv.abs().max()) + 1))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    shape = config(3, 3, 64)
+    return Transformer(shape, Random(shape), torch.device("cpu"), torch.float64)
+
+
+def test_a_decode_row_does_not_depend_on_its_neighbours(model: Transformer) -> None:
+    pool = torch.randn(80, 2, 2, 3, 16, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    order = list(range(80))
+    alone, beside = pool.clone(), pool.clone()
+    model.forward(batch_of([(500, 1)], 16, order), alone)
+    model.forward(batch_of([(500, 1), (16, 1), (300, 3)], 16, order), beside)
+    block, slot = order[499 // 16], 499 % 16
+    torch.testing.assert_close(alone[block, :, :, :, slot], beside[block, :, :, :, slot], rtol=0, atol=1e-13)
+
+
+def test_slots_beyond_the_context_are_never_read(model: Transformer) -> None:
+    pool = torch.zeros(4, 2, 2, 3, 16, 64, dtype=torch.float64)
+    dirty = pool.clone()
+    dirty[2, :, :, :, 5:] = torch.nan
+    dirty[3] = torch.nan
+    batch = batch_of([(37, 1)], 16, [0, 1, 2])
+    assert torch.equal(model.forward(batch, dirty), model.forward(batch, pool))
+
+
+def test_the_tiny_model_takes_the_kernels() -> None:
+    shape, weights, _ = tiny.open_tiny()
+    assert Transformer(shape, weights, torch.device("cpu"), torch.float64)._fused is not None
+    assert Transformer(shape, weights, torch.device("cpu"), torch.bfloat16)._fused is None
