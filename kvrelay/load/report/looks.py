@@ -21,7 +21,7 @@ code { font: 13px/1.5 ui-monospace, monospace; background: var(--raised); paddin
 .note.bad { border-color: var(--failed); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); gap: 12px; margin: 20px 0; }
 .tile { background: var(--raised); border-radius: 8px; padding: 10px 14px; }
-.tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 21px; line-height: 1.3; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 section, figure { margin: 36px 0 0; }
 .wide { overflow-x: auto; }

@@ -103,7 +103,9 @@ def _tiles(summary: Summary) -> Markup:
     tiles = [(f"{summary.ok:,} / {summary.requests:,}", "requests whole")]
     for name in ("TTFT", "TPOT"):
         if (spread := summary.times_ms.get(name)) is not None:
-            tiles.append((f"{spread.p50:,.1f} ms", f"{name} P50, P90 {spread.p90:,.1f}, P99 {spread.p99:,.1f}"))
+            tiles.append(
+                (f"{_short(spread.p50)} ms", f"{name} P50, P90 {_short(spread.p90)}, P99 {_short(spread.p99)}")
+            )
     tiles.append((f"{summary.output_tokens_per_s:,.1f}", f"output tokens/s, {summary.requests_per_s:,.2f} requests/s"))
     if summary.goodput_per_s is not None:
         tiles.append((f"{summary.goodput_per_s:,.2f} /s", f"goodput, {summary.good_share or 0:.1%} kept the limits"))
@@ -113,6 +115,10 @@ def _tiles(summary: Summary) -> Markup:
     return el(
         "div", *(el("div", el("b", big), el("span", small), class_="tile") for big, small in tiles), class_="tiles"
     )
+
+
+def _short(ms: float) -> str:
+    return f"{ms:,.{1 if ms < 100 else 0}f}"
 
 
 def _times(summary: Summary) -> Markup:

@@ -36,21 +36,27 @@ def _plot(first: list[float], second: list[float]) -> Plot:
     unit = span_unit(longest)
     digits = 1 if unit.name == "ms" else 2
     log = longest / shortest >= LOG_FROM
-    x = (
-        across(shortest / unit.size * 0.95, longest / unit.size * 1.05, log=True)
-        if log
-        else across(0, nice_high(longest / unit.size))
-    )
+    low, high = shortest / unit.size, longest / unit.size
+    x = across(low * 0.95, high * 1.05, log=True) if log else across(0, nice_high(high))
     axis = f"time since the request was sent ({unit.name}{', logarithmic' if log else ''})"
     plot = Plot(x, upwards(0, 100), axis, "requests (%)")
-    for times, kind, short in ((second, "relay", "TTST"), (first, "prefill", "TTFT")):
-        scaled = [time / unit.size for time in times]
-        plot.line(steps(scaled, x.low, x.high), kind)
-        spread = Spread.of(scaled) if short == "TTFT" else None
-        for share, value in ((0.5, spread.p50), (0.9, spread.p90), (0.99, spread.p99)) if spread else ():
-            plot.dot(value, 100 * share, f"P{100 * share:.0f} {value:,.{digits}f} {unit.name}", kind)
+    for times, kind in ((second, "relay"), (first, "prefill")):
+        plot.line(steps([time / unit.size for time in times], x.low, x.high), kind)
+    for share, time in _known(first):
+        plot.dot(
+            time / unit.size, 100 * share, f"P{100 * share:.0f} {time / unit.size:,.{digits}f} {unit.name}", "prefill"
+        )
     plot.strips(_tips(plot, first, second, unit.size, unit.name))
     return plot
+
+
+def _known(times: Sequence[float]) -> list[tuple[float, float]]:
+    """(share, time) of the percentiles that so few times can tell: P99 takes a hundred."""
+    spread = Spread.of(times)
+    if spread is None:
+        return []
+    known = ((0.5, spread.p50), (0.9, spread.p90), (0.99, spread.p99))
+    return [(share, time) for share, time in known if len(times) * (1 - share) >= 1 - 1e-9]
 
 
 def steps(times: Sequence[float], low: float, high: float) -> list[Point]:

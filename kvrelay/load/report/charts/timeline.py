@@ -17,7 +17,7 @@ ROW_PX = (3.0, 18.0)
 WANTED_PX = 420.0
 KINDS = {
     "queue": "waits in this client",
-    "prefill": "until the first token (prefill)",
+    "prefill": "until the first token",
     "wait": "after it, waits for KV at MD",
     "relay": "relay decode",
     "handoff": "hand-off",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.load.report.charts import link, timeline
+from kvrelay.load.report.charts import first_tokens, link, timeline
 from kvrelay.load.report.charts.buckets import Buckets
 from kvrelay.load.report.charts.first_tokens import steps
 from kvrelay.load.report.charts.timeline import Segment, segments
@@ -120,3 +120,11 @@ def test_labels_tell_neighbours_apart() -> None:
     assert [label for _, label in Scale(0, 0.03, 0, 1).ticks(3)] == ["0.00", "0.01", "0.02", "0.03"]
     assert [label for _, label in Scale(0, 3000, 0, 1).ticks(3)] == ["0", "1,000", "2,000", "3,000"]
     assert [label for _, label in Scale(0.05, 20, 0, 1, log=True).ticks(3)] == ["0.1", "1", "10"]
+
+
+@pytest.mark.parametrize(
+    ("count", "named"), [(1, []), (2, ["P50"]), (10, ["P50", "P90"]), (100, ["P50", "P90", "P99"])]
+)
+def test_only_percentiles_that_so_many_requests_can_tell_are_named(count: int, named: list[str]) -> None:
+    drawn = first_tokens.chart([record()] * count).drawn
+    assert [name for name in ("P50", "P90", "P99") if f">{name} 100.0 ms<" in drawn] == named
