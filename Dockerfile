@@ -21,7 +21,8 @@ COPY services services
 RUN pip install --no-cache-dir --no-deps --target /opt/program .
 
 FROM ${BASE}
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin kvrelay
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin kvrelay \
+ && install --directory --owner=10001 --mode=0700 /var/cache/kvrelay
 COPY --from=build /opt/kvrelay /opt/kvrelay
 COPY --from=build /opt/program /opt/program
 ENV PATH=/opt/program/bin:/opt/kvrelay/bin:$PATH \
