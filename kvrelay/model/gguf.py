@@ -1,6 +1,7 @@
 """GGUF -> config and tensors. Knows llama.cpp's names, its rotary order and its quantizations; nothing of text."""
 
 import hashlib
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _IN_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_KINDS = ("weight", "bias")
 
 
 class GgufWeights:
@@ -44,6 +46,16 @@ class GgufWeights:
     @property
     def where(self) -> str:
         return str(self._file.path)
+
+    def names(self) -> Iterator[str]:
+        """Hugging Face's, of the tensors that the file has."""
+        inner = [
+            f"model.layers.{n}.{part}.{kind}"
+            for n in range(self._config.layers)
+            for part in _IN_LAYER
+            for kind in _KINDS
+        ]
+        return (name for name in [*_TOP, *inner] if gguf_name(name) in self._file.tensors)
 
     def tensor(self, name: str) -> Tensor | None:
         """f32 under Hugging Face's name. Raises ModelFileError: truncated file, unknown quantization."""

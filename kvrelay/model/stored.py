@@ -10,12 +10,11 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol
 
 import google_crc32c
 import numpy as np
@@ -32,25 +31,71 @@ _ALIGNMENT = 64
 _PIECE = 1 << 24
 
 
-@contextmanager
-def stored(origin: WeightSource, identity: str, folder: Path | None) -> Iterator[WeightSource]:
-    """A source of origin's tensors: from their file in `folder`, or, if it is not there yet, writing it.
+class Convertible(WeightSource, Protocol):
+    """A checkpoint that can tell what it holds."""
 
-    Without a folder the origin itself. identity: digest of the checkpoint.
+    def names(self) -> Iterable[str]:
+        """Of all its tensors."""
+        ...
+
+
+@contextmanager
+def stored(origin: Convertible, identity: str, folder: Path | None) -> Iterator[WeightSource]:
+    """A source of origin's tensors in float32: from their file in `folder`, which is written when it is not there.
+
+    The origin itself if there is no folder, or the file cannot be written. identity: digest of the checkpoint.
     """
-    if folder is None:
+    found = None if folder is None else _opened(folder / f"{identity}.f32", origin)
+    if found is None:
         yield origin
         return
-    path = folder / f"{identity}.f32"
+    yield found
+    found.let_go()
+
+
+def write(path: Path, origin: Convertible) -> None:
+    """Writes the file, one tensor in memory at a time. Raises OSError, and leaves nothing then."""
+    index: dict[str, list[Any]] = {}
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
+        try:
+            file.write(MAGIC)
+            for name in origin.names():
+                tensor = origin.tensor(name)
+                if tensor is not None:
+                    index[name] = _append(file, tensor)
+            tail = json.dumps(index).encode()
+            file.write(tail + _TAIL.pack(len(tail), google_crc32c.value(tail)))
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _append(file: IO[bytes], tensor: Tensor) -> list[Any]:
+    """The tensor's entry in the index."""
+    file.write(bytes(-file.tell() % _ALIGNMENT))
+    raw = tensor.float().contiguous().numpy().reshape(-1).view(np.uint8)
+    entry = [file.tell(), list(tensor.shape), google_crc32c.value(raw)]
+    for at in range(0, len(raw), _PIECE):
+        file.write(raw[at : at + _PIECE].data)
+    return entry
+
+
+def _opened(path: Path, origin: Convertible) -> "StoredWeights | None":
     try:
-        found = StoredWeights(path, origin)
+        return StoredWeights(path, origin)
+    except FileNotFoundError:
+        pass
     except (OSError, ValueError) as error:
-        if not isinstance(error, FileNotFoundError):
-            log.warning("%s: %s; it is written anew", path, error)
-        with StoringWeights(path, origin) as storing:
-            yield storing
-    else:
-        yield found
+        log.warning("%s: %s; it is written anew", path, error)
+    try:
+        write(path, origin)
+        return StoredWeights(path, origin)
+    except (OSError, ValueError) as error:
+        log.warning("%s: not written: %s", path, error)
+        return None
 
 
 class StoredWeights:
@@ -82,74 +127,9 @@ class StoredWeights:
             return self._origin.tensor(name)
         return torch.frombuffer(found, dtype=torch.float32).view(shape)
 
-
-class StoringWeights:
-    """Hands on `origin`'s tensors and writes them down: `with StoringWeights(...)` stores the file if all went well.
-
-    Whatever the file system refuses is logged, and nothing is stored then.
-    """
-
-    def __init__(self, path: Path, origin: WeightSource) -> None:
-        self._path, self._origin = path, origin
-        self._index: dict[str, list[Any]] = {}
-        self._file: IO[bytes] | None = None
-
-    @property
-    def where(self) -> str:
-        return self._origin.where
-
-    def __enter__(self) -> Self:
-        try:
-            self._file = tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".writing-", delete=False)
-            self._file.write(MAGIC)
-        except OSError as error:
-            self._give_up(error)
-        return self
-
-    def tensor(self, name: str) -> Tensor | None:
-        """As the origin's."""
-        tensor = self._origin.tensor(name)
-        if self._file is not None and tensor is not None and tensor.dtype == torch.float32 and name not in self._index:
-            try:
-                self._write(self._file, name, tensor)
-            except OSError as error:
-                self._give_up(error)
-        return tensor
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is None:
-            return
-        try:
-            if error is None:
-                self._publish(self._file)
-                return
-        except OSError as failure:
-            error = failure
-        self._give_up(error)
-
-    def _write(self, file: IO[bytes], name: str, tensor: Tensor) -> None:
-        file.write(bytes(-file.tell() % _ALIGNMENT))
-        raw = tensor.contiguous().numpy().reshape(-1).view(np.uint8)
-        self._index[name] = [file.tell(), list(tensor.shape), google_crc32c.value(raw)]
-        for at in range(0, len(raw), _PIECE):
-            file.write(raw[at : at + _PIECE].data)
-
-    def _publish(self, file: IO[bytes]) -> None:
-        index = json.dumps(self._index).encode()
-        file.write(index + _TAIL.pack(len(index), google_crc32c.value(index)))
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        os.replace(file.name, self._path)
-
-    def _give_up(self, error: BaseException | None) -> None:
-        file, self._file = self._file, None
-        log.warning("%s: not written: %s", self._path, error)
-        if file is not None:
-            file.close()
-            Path(file.name).unlink(missing_ok=True)
+    def let_go(self) -> None:
+        """Unused pages need not stay in memory; those that are still used come back from the file."""
+        self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_index(data: memoryview) -> dict[str, Any]:

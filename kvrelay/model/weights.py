@@ -1,5 +1,6 @@
 """Opens a checkpoint and makes the model of it. Knows which form each kind has, nothing of how the model runs."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from kvrelay.checkpoint import Checkpoint
 from kvrelay.errors import ModelFileError
 from kvrelay.model import tiny
 from kvrelay.model.config import ModelConfig
-from kvrelay.model.gguf import open_gguf_model
+from kvrelay.model.gguf import GgufWeights, open_gguf_model
 from kvrelay.model.huggingface import open_huggingface_model
 from kvrelay.model.source import WeightSource
 from kvrelay.model.stored import stored
@@ -46,8 +47,7 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelFileError(f"dtype: {dtype} is not one of {', '.join(DTYPES)}")
     config, source, identity = _open(found)
-    folder = cache_folder("weights", cache_dir) if _worth_storing(found) else None
-    with stored(source, identity, folder) as tensors:
+    with _kept(found, source, identity, cache_dir) as tensors:
         built = Transformer(config, tensors, torch.device(device), DTYPES[dtype], cache_dir)
     layout = LayoutFingerprint(
         weights=identity,
@@ -68,9 +68,13 @@ def default_dtype(found: Checkpoint, device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"
 
 
-def _worth_storing(found: Checkpoint) -> bool:
-    """Safetensors are mapped as they are; a small GGUF is converted in no time."""
-    return found.kind == "gguf" and found.directory.stat().st_size >= _STORED_BYTES
+def _kept(
+    found: Checkpoint, source: WeightSource, identity: str, cache_dir: str
+) -> AbstractContextManager[WeightSource]:
+    """Safetensors are mapped as they are, and a small GGUF is converted in no time."""
+    if isinstance(source, GgufWeights) and found.directory.stat().st_size >= _STORED_BYTES:
+        return stored(source, identity, cache_folder("weights", cache_dir))
+    return nullcontext(source)
 
 
 def _open(found: Checkpoint) -> tuple[ModelConfig, WeightSource, str]:

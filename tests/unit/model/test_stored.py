@@ -1,12 +1,14 @@
 """Converted weights are read back as they were written, survive racing writers, and are replaced when damaged."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvrelay.model.stored import StoredWeights, StoringWeights, stored
+from kvrelay.errors import ModelFileError
+from kvrelay.model.stored import StoredWeights, stored, write
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).view(3, 4), "b": torch.full((5,), 2.5)}
 
@@ -19,20 +21,21 @@ class Origin:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
+    def names(self) -> list[str]:
+        return list(TENSORS)
+
     def tensor(self, name: str) -> Tensor | None:
         self.asked.append(name)
         return TENSORS.get(name)
 
 
-def write(folder: Path) -> Path:
-    with stored(Origin(), "id", folder) as source:
-        for name in TENSORS:
-            source.tensor(name)
-    return folder / "id.f32"
+def store(folder: Path) -> Path:
+    with stored(Origin(), "id", folder):
+        return folder / "id.f32"
 
 
 def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path)
+    store(tmp_path)
     origin = Origin()
     with stored(origin, "id", tmp_path) as source:
         assert isinstance(source, StoredWeights)
@@ -44,7 +47,7 @@ def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) 
 
 
 def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path)
+    store(tmp_path)
     origin = Origin()
     with stored(origin, "id", tmp_path) as source:
         assert source.tensor("c") is None
@@ -52,7 +55,7 @@ def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path)
 
 
 def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(tmp_path: Path) -> None:
-    path = write(tmp_path)
+    path = store(tmp_path)
     data = bytearray(path.read_bytes())
     data[data.index(TENSORS["b"].numpy().tobytes())] ^= 1
     path.write_bytes(data)
@@ -64,27 +67,33 @@ def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(tmp_path: 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, -1])
 def test_a_truncated_file_is_written_anew(tmp_path: Path, keep: int) -> None:
-    path = write(tmp_path)
+    path = store(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
-    write(tmp_path)
+    store(tmp_path)
     assert path.read_bytes() == whole
 
 
 def test_two_writers_at_once_leave_one_sound_file(tmp_path: Path) -> None:
     path = tmp_path / "id.f32"
-    with StoringWeights(path, Origin()) as one, StoringWeights(path, Origin()) as other:
-        one.tensor("a")
-        other.tensor("a")
-        other.tensor("b")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: write(path, Origin()), range(8)))
     assert [found.name for found in tmp_path.iterdir()] == ["id.f32"]
     assert StoredWeights(path, Origin()).tensor("a") is not None
 
 
-def test_a_load_that_fails_stores_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), stored(Origin(), "id", tmp_path) as source:
-        source.tensor("a")
-        raise RuntimeError
+class Broken(Origin):
+    """A checkpoint that cannot be read to its end."""
+
+    def tensor(self, name: str) -> Tensor | None:
+        if name == "b":
+            raise ModelFileError("b")
+        return super().tensor(name)
+
+
+def test_a_checkpoint_that_fails_stores_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError), stored(Broken(), "id", tmp_path):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
