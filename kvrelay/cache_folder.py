@@ -1,7 +1,10 @@
 """Where files lie that can be made again: compiled kernels, converted weights. Knows folders, not their contents."""
 
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvrelay.settings import cache_home
@@ -20,6 +23,19 @@ def temporary_folder(name: str) -> Path:
     """As cache_folder, below the system's temporary folder; a new one for this process if that is somebody else's."""
     found = _owned(Path(tempfile.gettempdir()) / f"kvrelay-{os.getuid()}" / name)
     return found or Path(tempfile.mkdtemp(prefix="kvrelay-"))
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """One process at a time, so that several that start together do not all make the same thing. Waits for its turn."""
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _owned(folder: Path) -> Path | None:

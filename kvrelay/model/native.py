@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvrelay.cache_folder import cache_folder, temporary_folder
+from kvrelay.cache_folder import cache_folder, exclusive, temporary_folder
 
 
 class Team:
@@ -61,7 +61,8 @@ def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
     import numba
     from llvmlite import binding
 
-    numba.config.CACHE_DIR = str(cache_folder("kernels", cache_dir) or temporary_folder("kernels"))
+    folder = cache_folder("kernels", cache_dir) or temporary_folder("kernels")
+    numba.config.CACHE_DIR = str(folder)
     library = _openmp()
     for symbol, name in (
         ("kvrelay_team_size", "omp_get_num_threads"),
@@ -73,7 +74,8 @@ def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
         binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
     from kvrelay.model.kernels import entry_points
 
-    found = entry_points({torch.float32: np.float32, torch.float64: np.float64}[dtype])
+    with exclusive(folder):
+        found = entry_points({torch.float32: np.float32, torch.float64: np.float64}[dtype])
     return {name: Kernel(compiled) for name, compiled in found.items()}
 
 

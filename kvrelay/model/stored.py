@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvrelay.cache_folder import exclusive
 from kvrelay.model.source import WeightSource
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,11 @@ def stored(origin: Convertible, identity: str, folder: Path | None) -> Iterator[
 
     The origin itself if there is no folder, or the file cannot be written. identity: digest of the checkpoint.
     """
-    found = None if folder is None else _opened(folder / f"{identity}.f32", origin)
+    if folder is None:
+        yield origin
+        return
+    with exclusive(folder):
+        found = _opened(folder / f"{identity}.f32", origin)
     if found is None:
         yield origin
         return

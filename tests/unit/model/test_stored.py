@@ -34,6 +34,10 @@ def store(folder: Path) -> Path:
         return folder / "id.f32"
 
 
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) -> None:
     store(tmp_path)
     origin = Origin()
@@ -43,7 +47,7 @@ def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) 
             found = source.tensor(name)
             assert found is not None and torch.equal(found, tensor)
     assert origin.asked == []
-    assert [path.name for path in tmp_path.iterdir()] == ["id.f32"]
+    assert files(tmp_path) == ["id.f32"]
 
 
 def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path) -> None:
@@ -78,7 +82,7 @@ def test_two_writers_at_once_leave_one_sound_file(tmp_path: Path) -> None:
     path = tmp_path / "id.f32"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: write(path, Origin()), range(8)))
-    assert [found.name for found in tmp_path.iterdir()] == ["id.f32"]
+    assert files(tmp_path) == ["id.f32"]
     assert StoredWeights(path, Origin()).tensor("a") is not None
 
 
@@ -94,7 +98,7 @@ class Broken(Origin):
 def test_a_checkpoint_that_fails_stores_nothing(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError), stored(Broken(), "id", tmp_path):
         pass
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_but_the_file(tmp_path: Path) -> None:
