@@ -17,11 +17,10 @@ import uvloop
 
 from bench.kv_peers import BareGrpcSink, RawSink, mooncake_engine
 from kvrelay.malloc import keep_large_buffers
-from kvrelay.proto.v1 import kv_pb2_grpc
 from kvrelay.rpc.server import grpc_server
 from kvrelay.transfer.bulk_server import bulk_server
 from kvrelay.transfer.receiver import IncomingTransfer, KvReceiver
-from kvrelay.transfer.servicer import SERVICE, KvTransferServicer
+from kvrelay.transfer.servicer import SERVICE, KvTransferServicer, add_to_server
 from kvrelay.types import LayoutFingerprint
 
 EPOCH = 1
@@ -120,8 +119,8 @@ class Receiver:
             self.receiver.doors = bulk
             told["bulk"] = bulk.address
         pushes = KvTransferServicer(self.receiver)
-        add = lambda server: kv_pb2_grpc.add_KvTransferServiceServicer_to_server(pushes, server)  # noqa: E731
-        grpc = await life.enter_async_context(grpc_server("127.0.0.1:0", add, [SERVICE], grace_s=0.1))
+        serving = grpc_server("127.0.0.1:0", lambda server: add_to_server(pushes, server), [SERVICE], grace_s=0.1)
+        grpc = await life.enter_async_context(serving)
         return {"address": grpc.address, **told}
 
 

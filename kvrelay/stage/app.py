@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 
-from kvrelay.proto.v1 import decode_pb2_grpc, kv_pb2_grpc, stage_pb2_grpc
+from kvrelay.proto.v1 import decode_pb2_grpc, stage_pb2_grpc
 from kvrelay.rpc.server import GrpcServer, grpc_server
 from kvrelay.settings import StageSettings
 from kvrelay.stage import decode, service
@@ -97,7 +97,7 @@ async def decode_app(settings: StageSettings, role: Role) -> AsyncIterator[Stage
         wiring = Wiring(
             services={
                 decode.SERVICE: lambda server: decode_pb2_grpc.add_DecodeServiceServicer_to_server(legs, server),
-                transfer.SERVICE: lambda server: kv_pb2_grpc.add_KvTransferServiceServicer_to_server(pushes, server),
+                transfer.SERVICE: lambda server: transfer.add_to_server(pushes, server),
             },
             leftovers=[receiver.leftovers, *([doors.leftovers] if doors is not None else [])],
             counters={

@@ -104,7 +104,8 @@ class BulkConnection(asyncio.BufferedProtocol):
         """Attached; None: over already."""
         self._head = memoryview(bytearray(LENGTH_BYTES + MAX_MESSAGE_BYTES))
         self._headed = 0
-        self._staging = memoryview(bytearray(MAX_PAYLOAD_BYTES))
+        self._staging = memoryview(bytearray())
+        """For payloads that cannot be read into the pool; a stranger gets none."""
         self._landing: Landing | _Void | None = None
         self._sender: ReceivingLane | None = None
         """Whose frame is landing."""
@@ -158,7 +159,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._server.turned_away += 1
         if self._landing is not None:
             self._landing.abandon()
-        self._landing = _Void(MAX_PAYLOAD_BYTES, self._staging)  # what is still read before it closes goes nowhere
+        self._landing = _Void(MAX_PAYLOAD_BYTES, self._head)  # what is still read before it closes goes nowhere
         self.abort()
 
     @property
@@ -212,6 +213,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         if self._stranger is not None:
             self._stranger.cancel()
             self._stranger = None
+            self._staging = memoryview(bytearray(MAX_PAYLOAD_BYTES))
 
     def _begin(self, message: kv_pb2.BulkFrame) -> None:
         if message.lane not in self._lanes:

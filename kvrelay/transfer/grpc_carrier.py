@@ -1,17 +1,19 @@
 """The carrier that always works: a lane is a Push stream, a connection is a channel. Knows no scheduling, no pool."""
 
 import asyncio
+from typing import Any
 
 import grpc
 
 from kvrelay.errors import InvalidRequest, LayoutMismatch, ProtocolViolation, Unsupported
-from kvrelay.proto.v1 import kv_pb2, kv_pb2_grpc
+from kvrelay.proto.v1 import kv_pb2
 from kvrelay.rpc.channels import Purpose, open_channel
 from kvrelay.rpc.status import from_rpc_error
 from kvrelay.transfer import wire
 from kvrelay.transfer.carrier import Frame, Lane, LaneLost, LaneRefused, Offer, Reply
 from kvrelay.types import KvTarget
 
+PUSH = "/kvrelay.proto.v1.KvTransferService/Push"
 _FINAL = (LayoutMismatch, ProtocolViolation, InvalidRequest, Unsupported)
 """Answers that trying again would not change."""
 
@@ -19,8 +21,10 @@ _FINAL = (LayoutMismatch, ProtocolViolation, InvalidRequest, Unsupported)
 class GrpcLane:
     """A Push stream."""
 
-    def __init__(self, stub: "kv_pb2_grpc.KvTransferServiceAsyncStub", offer: Offer, peer: str) -> None:
-        self._call = stub.Push()
+    def __init__(self, channel: grpc.aio.Channel, offer: Offer, peer: str) -> None:
+        # Requests are serialized here: see wire.write_frame.
+        push: Any = channel.stream_stream(PUSH, response_deserializer=kv_pb2.PushReply.FromString)
+        self._call = push()
         self._offer: Offer | None = offer
         self._peer = peer
 
@@ -35,14 +39,14 @@ class GrpcLane:
             if _cancelled_here():
                 raise
             raise LaneLost(f"{self._peer}: cancelled by the receiver") from None
-        return message.ByteSize() + wire.GRPC_PREFIX_BYTES
+        return len(message) + wire.GRPC_PREFIX_BYTES
 
     async def receive(self) -> Reply:
         """Part of Lane; the first call sends the offer."""
         try:
             if self._offer is not None:
                 offer, self._offer = self._offer, None
-                await self._call.write(wire.write_offer(offer))
+                await self._call.write(wire.write_offer(offer).SerializeToString())
             message = await self._call.read()
         except asyncio.InvalidStateError as error:
             raise await self._loss() from error
@@ -76,11 +80,10 @@ class GrpcCarrier:
     def __init__(self, target: KvTarget, connections: int) -> None:
         self._peer = f"{target.instance_id} at {target.address}"
         self._channels = [open_channel(target.address, Purpose.KV) for _ in range(connections)]
-        self._stubs = [kv_pb2_grpc.KvTransferServiceStub(channel) for channel in self._channels]
 
     def open(self, connection: int, offer: Offer) -> Lane:
         """Part of Carrier."""
-        return GrpcLane(self._stubs[connection], offer, self._peer)
+        return GrpcLane(self._channels[connection], offer, self._peer)
 
     async def close(self) -> None:
         """Part of Carrier."""

@@ -8,6 +8,11 @@ from kvrelay.types import BlockRange
 GRPC_PREFIX_BYTES = 5
 """Before each message in its stream: compressed flag and length."""
 
+_VARINT, _LENGTH, _FIXED32 = 0, 2, 5
+"""Wire types of protobuf."""
+_FRAME = bytes([kv_pb2.PushRequest.FRAME_FIELD_NUMBER << 3 | _LENGTH])
+_PAYLOAD = bytes([kv_pb2.Frame.PAYLOAD_FIELD_NUMBER << 3 | _LENGTH])
+
 _REASONS = {
     EndReason.RELEASED: kv_pb2.Ended.REASON_RELEASED,
     EndReason.UNKNOWN: kv_pb2.Ended.REASON_UNKNOWN,
@@ -46,22 +51,74 @@ def read_offer(message: kv_pb2.Offer) -> Offer:
     )
 
 
-def write_frame(frame: Frame) -> kv_pb2.PushRequest:
-    """A Frame as a message of a stream."""
-    return kv_pb2.PushRequest(
-        frame=kv_pb2.Frame(
-            transfer_id=frame.transfer_id,
-            block=frame.block,
-            offset=frame.offset,
-            crc32c=frame.crc32c,
-            payload=bytes(frame.payload),
-        )
-    )
+def write_frame(frame: Frame) -> bytes:
+    """A PushRequest with this frame, serialized.
+
+    As protobuf would do it, but the payload is copied once instead of three times.
+    """
+    about = kv_pb2.Frame(
+        transfer_id=frame.transfer_id, block=frame.block, offset=frame.offset, crc32c=frame.crc32c
+    ).SerializeToString()
+    lead = _PAYLOAD + _varint(len(frame.payload))
+    whole = _FRAME + _varint(len(about) + len(lead) + len(frame.payload))
+    return b"".join((whole, about, lead, frame.payload))
 
 
-def read_frame(message: kv_pb2.Frame) -> Frame:
-    """The inverse of `write_frame`."""
-    return Frame(message.transfer_id, message.block, message.offset, message.crc32c, message.payload)
+def read_request(data: bytes) -> kv_pb2.PushRequest | Frame:
+    """The inverse of `write_frame`, its payload a view of `data`; any other PushRequest as it is. DecodeError."""
+    found = _payload_of(data) if data.startswith(_FRAME) else None
+    if found is None:
+        request = kv_pb2.PushRequest.FromString(data)
+        if request.WhichOneof("message") != "frame":
+            return request
+        about = request.frame
+        return Frame(about.transfer_id, about.block, about.offset, about.crc32c, about.payload)
+    start, lead, payload = found
+    about = kv_pb2.Frame.FromString(data[start:lead])
+    return Frame(about.transfer_id, about.block, about.offset, about.crc32c, memoryview(data)[payload:])
+
+
+def _payload_of(data: bytes) -> tuple[int, int, int] | None:
+    """Where a frame begins, its payload field, and the payload itself; None: not as `write_frame` has it."""
+    try:
+        length, start = _read_varint(data, len(_FRAME))
+        at = start
+        while data[at] != _PAYLOAD[0]:
+            tag, at = data[at], at + 1
+            if tag & 7 == _FIXED32:
+                at += 4
+            elif tag & 7 == _VARINT:
+                at = _read_varint(data, at)[1]
+            elif tag & 7 == _LENGTH:
+                skip, at = _read_varint(data, at)
+                at += skip
+            else:
+                return None
+        size, payload = _read_varint(data, at + 1)
+    except IndexError:
+        return None
+    return (start, at, payload) if payload + size == len(data) == start + length else None
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends. IndexError: it does not, or is too long to be one."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError("a varint of more than ten bytes")
 
 
 def write_reply(reply: Reply) -> kv_pb2.PushReply:

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import grpc
 
-from kvrelay.proto.v1 import kv_pb2_grpc
 from kvrelay.rpc.server import grpc_server
 from kvrelay.transfer.bulk_carrier import BulkCarriers
 from kvrelay.transfer.bulk_server import BulkServer, bulk_server
@@ -19,7 +18,7 @@ from kvrelay.transfer.grpc_carrier import GrpcCarrier
 from kvrelay.transfer.outgoing import OutgoingTransfer
 from kvrelay.transfer.receiver import KvReceiver
 from kvrelay.transfer.sender import KvSender
-from kvrelay.transfer.servicer import SERVICE, KvTransferServicer
+from kvrelay.transfer.servicer import SERVICE, KvTransferServicer, add_to_server
 from kvrelay.types import KvTarget, LayoutFingerprint, Role
 from kvrelay.wan.app import wan_emulator
 from kvrelay.wan.emulator import WanEmulator
@@ -91,7 +90,7 @@ class GrpcKind:
     @asynccontextmanager
     async def serve(self, receiver: KvReceiver) -> AsyncIterator[str]:
         def register(server: Any) -> None:
-            kv_pb2_grpc.add_KvTransferServiceServicer_to_server(KvTransferServicer(receiver), server)
+            add_to_server(KvTransferServicer(receiver), server)
 
         async with grpc_server("127.0.0.1:0", register, [SERVICE], grace_s=0.1) as server:
             yield server.address
