@@ -4,6 +4,7 @@ Each subject runs in its own process, all with the same float32 weights and thre
 """
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -156,6 +157,10 @@ def picture(path: Path, runs: Runs) -> str:
     return curves(path, lines, "prompt tokens", "prefill, tokens/s", title="SmolLM2-135M, float32, two threads")
 
 
+def _json_number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 3)
+
+
 def _range(samples: Sequence[float], unit: str) -> str:
     low, high = spread(samples)
     return f"{low:.2f} .. {high:.2f} {unit} ({len(samples)})"
@@ -202,7 +207,7 @@ def main() -> None:
     code = report.finish(wanted.out)
     for name, why in runs.missing.items():
         print(f"not measured: {name}: {why}")
-    print(json.dumps({name: round(figure.value, 3) for name, figure in report.figures.items()}))
+    print(json.dumps({name: _json_number(figure.value) for name, figure in report.figures.items()}))
     sys.exit(code)
 
 
