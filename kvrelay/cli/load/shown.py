@@ -1,7 +1,5 @@
 """What a `kvrelay load` writes at its end: which files, and what they say beside the figures. Blocking."""
 
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 from kvrelay.cli.load import sweep_table
 from kvrelay.load.record import Record
 from kvrelay.load.report import files
+from kvrelay.load.report.machine import machine
 from kvrelay.load.report.page import Run, page
 from kvrelay.load.summary import Summary
 from kvrelay.load.surroundings import Watch
@@ -67,8 +66,3 @@ class Shown:
             sweep_table.write_json(steps, self.json)
         if self.csv is not None:
             sweep_table.write_csv(steps, self.csv)
-
-
-def machine() -> str:
-    """ "Linux x86_64, 8 cores, Python 3.11.7"."""
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -58,6 +58,8 @@ thead th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .sorts thead th { cursor: pointer; }
 .sorts thead th[aria-sort=ascending]::after { content: " \\25B4"; }
 .sorts thead th[aria-sort=descending]::after { content: " \\25BE"; }
+.requests td { white-space: nowrap; }
+.requests td:nth-child(2) { white-space: normal; min-width: 130px; }
 .facts th { width: 190px; font-weight: 600; white-space: nowrap; }
 summary { cursor: pointer; font-weight: 600; font-size: 18px; margin-bottom: 8px; }
 #tip { position: fixed; z-index: 9; pointer-events: none; white-space: pre-line; max-width: 460px; padding: 7px 10px;
