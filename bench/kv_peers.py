@@ -1,8 +1,13 @@
 """What bench.transfer measures kvrelay's carriers against: plain sockets, a bare gRPC stream, Mooncake over TCP."""
 
 import asyncio
+import ctypes.util
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +21,9 @@ from kvrelay.rpc.channels import BULK_OPTIONS, COMMON_OPTIONS
 
 PEERS = Path(os.environ.get("KVRELAY_BENCH_PEERS", Path.home() / ".cache/kvrelay-bench"))
 """Where peers are installed: never in the project's environment."""
+MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+_DEBIAN = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
+"""It loads them whatever transport it uses."""
 PIECE_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
 _METHOD = "/bench.Bytes/Stream"
@@ -129,6 +137,25 @@ class BareGrpcSource:
         """Ends it."""
         self._call.cancel()
         await self._channel.close()
+
+
+def install_mooncake() -> None:
+    """Mooncake into `PEERS`, and the system libraries that it wants and this machine lacks, unpacked beside it.
+
+    CalledProcessError, OSError: it cannot be had here.
+    """
+    target, libraries = PEERS / "mooncake", PEERS / "lib"
+    if not (target / "mooncake").exists():
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary", ":all:"]
+        subprocess.run([*install, "--target", str(target), MOONCAKE], check=True)
+    if not libraries.exists() and ctypes.util.find_library("ibverbs") is None:
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run(["apt-get", "download", "-q", *_DEBIAN], cwd=folder, check=True)
+            for package in Path(folder).glob("*.deb"):
+                subprocess.run(["dpkg", "-x", str(package), folder], check=True)
+            libraries.mkdir()
+            for library in Path(folder).glob("usr/lib/*/lib*.so.*"):
+                shutil.copy(library, libraries / library.name)
 
 
 def mooncake_engine(pool: np.ndarray) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +18,14 @@ import uvloop
 from bench.figures import Figure
 from bench.kv_jitter import itl_jitter, overlap
 from bench.kv_link import BLOCK_BYTES, Moved, Remote, WrongBytes, pusher, remote
-from bench.kv_peers import PEERS, BareGrpcSource, RawSource, mooncake_engine, mooncake_write, peer_environment
+from bench.kv_peers import (
+    BareGrpcSource,
+    RawSource,
+    install_mooncake,
+    mooncake_engine,
+    mooncake_write,
+    peer_environment,
+)
 from bench.kv_receiver import BytesPool, cpu_s
 from bench.kv_wan import across_wan
 from bench.output import Report, arguments, curves
@@ -177,7 +185,11 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="sections: throughput, wan, jitter, overlap")
     wanted = parser.parse_args()
-    if (PEERS / "mooncake").exists() and _READY not in os.environ:  # its libraries are found only from the start on
+    if _READY not in os.environ:  # Mooncake's libraries are found only from the start of a process on
+        try:
+            install_mooncake()
+        except (OSError, subprocess.CalledProcessError) as error:
+            tell(f"no Mooncake: {error}")
         os.execve(
             sys.executable,
             [sys.executable, "-m", "bench.transfer", *sys.argv[1:]],
