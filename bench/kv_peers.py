@@ -154,7 +154,7 @@ def install_mooncake() -> None:
             for package in Path(folder).glob("*.deb"):
                 subprocess.run(["dpkg", "-x", str(package), folder], check=True)
             libraries.mkdir()
-            for library in Path(folder).glob("usr/lib/*/lib*.so.*"):
+            for library in Path(folder).rglob("lib*.so.*"):
                 shutil.copy(library, libraries / library.name)
 
 
