@@ -8,6 +8,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,12 @@ def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
 @cache
 def _openmp() -> ctypes.CDLL | None:
     """torch's libgomp, which is loaded already; None where torch has another runtime."""
-    try:
-        library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _ = library.GOMP_parallel, library.GOMP_barrier
-    except (OSError, AttributeError):
-        return None
-    return library
+    shipped = Path(torch.__file__).parent / "lib"
+    for name in (*map(str, sorted(shipped.glob("libgomp*.so*"))), "libgomp.so.1"):
+        try:
+            library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            _ = library.GOMP_parallel, library.GOMP_barrier
+        except (OSError, AttributeError):
+            continue
+        return library
+    return None
