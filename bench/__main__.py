@@ -40,13 +40,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the long settings: about an hour")
     parser.add_argument("--trace", type=Path, help="a Mooncake trace; without it a synthetic one is made")
+    parser.add_argument("--page", action="store_true", help="run nothing: write the page of the results that are there")
     parser.add_argument("--out", type=Path, default=RESULTS)
     wanted = parser.parse_args()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     folder = wanted.out
     folder.mkdir(parents=True, exist_ok=True)
     results, codes, failed = [], [], []
-    for name in EXPERIMENTS:
+    if wanted.page:
+        results = [json.loads(found.read_text()) for found in sorted(folder.glob("*.json"))]
+    for name in () if wanted.page else EXPERIMENTS:
         found = folder / f"{name}.json"
         found.unlink(missing_ok=True)
         command = [sys.executable, "-m", f"bench.{name}", "--out", str(folder), *([] if wanted.full else ["--quick"])]
