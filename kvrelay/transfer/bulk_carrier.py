@@ -22,7 +22,7 @@ MAX_ID_BYTES = 512
 """Of a transfer id in a bulk frame's header."""
 
 Note = Callable[[str], None]
-"""Is told, for each lane that could not have a bulk connection, why: "unreachable", "broken"."""
+"""Is told, for each lane that could not have a bulk connection, why: "unreachable", "broken", "replaced"."""
 
 
 class BulkCarriers:
@@ -44,7 +44,7 @@ class BulkCarrier:
         self.peer = f"{target.instance_id} at {target.address}"
         self._makers = makers
         self._grpc = GrpcCarrier(target, connections)
-        self._roads = [_Road() for _ in range(connections)]
+        self._roads = _Roads(connections)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, connection: int, offer: Offer) -> Lane:
@@ -57,8 +57,7 @@ class BulkCarrier:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for road in self._roads:
-            road.close()
+        self._roads.close()
         await self._grpc.close()
 
     def start(self, task: "asyncio.Task[None]") -> None:
@@ -68,47 +67,49 @@ class BulkCarrier:
 
     async def connection(self, number: int, door: BulkDoor | None) -> BulkConnection | None:
         """The bulk connection that leads to the door; None: there is none, and frames go on the stream. Counted."""
-        made = None if door is None else await self._roads[number].connection(door.address, self)
+        made = None if door is None else await self._roads.connection(number, door.address, self)
         if made is None:
             self._makers.grpc_lanes += 1
             if door is not None:
-                self._makers.note(self._roads[number].trouble)
+                self._makers.note(self._roads.trouble or "replaced")
         else:
             self._makers.bulk_lanes += 1
         return made
 
 
-class _Road:
-    """One bulk connection, made when it is needed and kept."""
+class _Roads:
+    """The bulk connections to one peer, each made when it is needed and kept; what hinders one hinders all."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: int) -> None:
         self.trouble = ""
-        """Why there is no connection."""
-        self._made: BulkConnection | None = None
+        """Why there is no connection; empty: nothing is known against it."""
+        self._made: list[BulkConnection | None] = [None] * connections
+        self._making: list[asyncio.Task[None] | None] = [None] * connections
         self._address = ""
-        self._making: asyncio.Task[None] | None = None
         self._not_before = 0.0
 
-    async def connection(self, address: str, carrier: BulkCarrier) -> BulkConnection | None:
+    async def connection(self, number: int, address: str, carrier: BulkCarrier) -> BulkConnection | None:
         if address != self._address:  # another process, or the first
             self.close()
             self._address, self._not_before, self.trouble = address, 0.0, ""
-        if self._made is None and self._making is None and time.monotonic() >= self._not_before:
-            self._making = asyncio.get_running_loop().create_task(self._make(address, carrier.peer))
-            carrier.start(self._making)
-        if self._made is None and self._making is not None and not self.trouble:
-            await asyncio.wait({self._making})
-        return self._made if address == self._address else None
+        if self._made[number] is None and self._making[number] is None and time.monotonic() >= self._not_before:
+            self._making[number] = task = asyncio.get_running_loop().create_task(self._make(number, carrier.peer))
+            carrier.start(task)
+        making = self._making[number]
+        if self._made[number] is None and making is not None and not self.trouble:
+            await asyncio.wait({making})
+        return self._made[number] if address == self._address else None
 
     def close(self) -> None:
-        if self._making is not None:
-            self._making.cancel()
-            self._making = None
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        for number, (making, made) in enumerate(zip(self._making, self._made, strict=True)):
+            if making is not None:
+                making.cancel()
+            if made is not None:
+                made.close()
+            self._making[number] = self._made[number] = None
 
-    async def _make(self, address: str, peer: str) -> None:
+    async def _make(self, number: int, peer: str) -> None:
+        address = self._address
         try:
             async with asyncio.timeout(CONNECT_S):
                 sock = await connect(address)
@@ -116,16 +117,16 @@ class _Road:
             log.warning("%s: no bulk connection to %s: %s; KV goes over gRPC", peer, address, error or "no answer")
             self._bad("unreachable")
         else:
-            self._made = BulkConnection(sock, self._lost)
+            self._made[number] = BulkConnection(sock, self._lost)
             self.trouble = ""
         finally:
-            if self._making is asyncio.current_task():
-                self._making = None
+            if self._making[number] is asyncio.current_task():
+                self._making[number] = None
 
     def _lost(self, connection: BulkConnection) -> None:
-        if self._made is connection:
-            self._made = None
-            if not connection.proven:  # whatever listens there, it does not take frames
+        if connection in self._made:
+            self._made[self._made.index(connection)] = None
+            if connection.used and not connection.proven:  # whatever listens there, it does not take frames
                 self._bad("broken")
 
     def _bad(self, trouble: str) -> None:

@@ -40,6 +40,8 @@ class BulkConnection:
 
     def __init__(self, sock: socket.socket, gone: "Callable[[BulkConnection], None]") -> None:
         self.closed = False
+        self.used = False
+        """A lane has been attached to it, or something has come that this protocol does not have."""
         self.proven = False
         """Something has been acknowledged on it."""
         self._sock = sock
@@ -55,6 +57,7 @@ class BulkConnection:
 
     def attach(self, number: int, token: bytes, lane: Attached) -> None:
         """Frames of the lane may be sent from now on, and `lane` hears of them."""
+        self.used = True
         self._lanes[number] = lane
         self._ship(bulk_wire.attach(number, token))
 
@@ -169,6 +172,7 @@ class BulkConnection:
         except BlockingIOError:
             return
         except (OSError, BadMessage) as error:
+            self.used |= isinstance(error, BadMessage)
             self._lose(f"the bulk connection was lost: {error}")
 
     def _lose(self, why: str) -> None:

@@ -270,6 +270,48 @@ async def test_a_firewall_that_says_nothing_delays_one_lane_and_no_other(monkeyp
         assert reasons == ["unreachable"] * 3
 
 
+async def test_several_lanes_wait_for_a_silent_firewall_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_carrier, "CONNECT_S", 0.1)
+    tried: list[str] = []
+
+    async def never(address: str) -> socket.socket:
+        tried.append(address)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(bulk_carrier, "connect", never)
+    async with rigged("bulk", blocks=10, block_kib=1024, connections=4) as rig:
+        rig.watch.factory = carriers = BulkCarriers()
+        async with rig.receiver.expect("t1", range(10), 0):
+            assert (await rig.push("t1").done()).outcome is PushOutcome.COMMITTED
+        assert len(tried) == 1
+        assert carriers.grpc_lanes == 3
+
+
+async def test_a_connection_that_nobody_came_to_use_says_nothing_against_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_server, "STRANGER_S", 0.05)
+    monkeypatch.setattr(bulk_carrier, "AGAIN_AFTER_S", 0.0)
+    failures = [OSError("not yet")]
+
+    async def once_more(address: str) -> socket.socket:
+        if failures:
+            raise failures.pop()
+        return await connect(address)
+
+    monkeypatch.setattr(bulk_carrier, "connect", once_more)
+    carriers = BulkCarriers()
+    async with rigged("bulk") as rig:
+        rig.watch.factory = carriers
+        for number in range(3):  # refused; made beside the traffic, and closed unused; made again, and used
+            async with rig.receiver.expect(f"t{number}", range(8), 0):
+                assert (await rig.push(f"t{number}").done()).outcome is PushOutcome.COMMITTED
+            if number == 1:
+                await until(lambda: doors_of(rig).turned_away and not doors_of(rig).connections)
+        assert (carriers.bulk_lanes, carriers.grpc_lanes) == (1, 2)
+
+
 async def test_a_door_that_leads_to_something_else_is_left_alone_after_one_try() -> None:
     reasons: list[str] = []
 
