@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 from rich.console import Console
 from rich.table import Table
 
@@ -112,6 +112,9 @@ def curves(
     axes.set_ylabel(y)
     if log:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     axes.set_title(title or "paced engines, emulated WAN, one host", fontsize=9)
