@@ -79,12 +79,15 @@ class Answer(TokenTimes):
             self.text += reply.completed.text
 
     def _take_output(self, output: router_pb2.Output) -> None:
-        if output.tokens.ids and output.tokens.first_index != len(self.ids):
-            self.error = f"token index {output.tokens.first_index} came, {len(self.ids)} was due"
         now_ms = (time.perf_counter() - self.sent_at_s) * 1e3
-        self.ids.extend(output.tokens.ids)
-        self.sources.extend([SOURCES.get(output.tokens.source, "unknown")] * len(output.tokens.ids))
-        self.arrived_ms.extend([now_ms] * len(output.tokens.ids))
+        tokens = output.tokens  # each look at a field of a message makes an object, and this is the generator's limit
+        ids = tokens.ids
+        if count := len(ids):
+            if tokens.first_index != len(self.ids):
+                self.error = f"token index {tokens.first_index} came, {len(self.ids)} was due"
+            self.ids.extend(ids)
+            self.sources.extend([SOURCES.get(tokens.source, "unknown")] * count)
+            self.arrived_ms.extend([now_ms] * count)
         self.text += output.text
 
     def broken(self) -> str:
