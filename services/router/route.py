@@ -21,6 +21,8 @@ class StageView:
     """(receiver, bytes) of pushes asked for so recently that its report may not know them."""
     why_not: str = ""
     """Why it must not be chosen; empty: usable."""
+    joins: int = 0
+    """Times that this router has reached it."""
 
     @property
     def instance_id(self) -> str:

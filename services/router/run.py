@@ -183,7 +183,11 @@ class Run:
         return load.waiting > 0 or slots - load.running < settings.relay_busy_free_ratio * slots
 
     def _failed(self, stage: StageView) -> None:
-        self._excluded[stage.incarnation] = False
+        now = next((view for view in self._rooms.fleet.views() if view.incarnation == stage.incarnation), None)
+        usable = now is not None and not now.why_not
+        if now is not None and usable and now.joins > stage.joins:
+            return  # it was out of reach, which the leg has noticed later than the fleet, and is back
+        self._excluded[stage.incarnation] = not usable
 
     def _forgive(self, stage: StageView) -> None:
         self._excluded.pop(stage.incarnation, None)

@@ -54,6 +54,7 @@ class StageLink:
         """Accepted, and its load stream is open."""
         self.load: StageLoad | None = None
         self._load_at = 0.0
+        self._joins = 0
         self._sent_requests = 0
         self._sent_tokens = 0
         self._sent_crossings: list[tuple[float, str, int]] = []
@@ -95,6 +96,7 @@ class StageLink:
             self._sent_tokens,
             tuple((peer, size) for at, peer, size in self._sent_crossings if at > now - _UNREPORTED_S),
             self.why_not(now),
+            self._joins,
         )
 
     def load_age_s(self, now: float) -> float:
@@ -155,6 +157,7 @@ class StageLink:
                 self._view = None
                 if not self.live:
                     self.live = True
+                    self._joins += 1
                     log.info("stage %s at %s joined", self.description.instance_id, self.address)
                     self._changed(self)
                 elif self.load.draining != was_draining:

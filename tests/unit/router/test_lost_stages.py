@@ -1,12 +1,15 @@
 """A stage that dies, is full, is late or lies, at each phase: who is asked instead, and with what ids."""
 
+import asyncio
+
 import grpc
 import pytest
 
 from kvrelay.errors import Overloaded, StageFailed
 from kvrelay.proto.v1 import common_pb2
 from kvrelay.types import Role
-from tests.unit.router.rig import CATCH_UP, P_MD, legs_of, relaying, rig
+from tests.fakes_stages import WAIT_S
+from tests.unit.router.rig import CATCH_UP, P_MD, Rig, legs_of, relaying, rig
 
 
 async def test_a_relay_that_dies_hands_over_to_a_ready_main_in_mid_extend() -> None:
@@ -299,3 +302,33 @@ async def test_a_stage_that_skips_or_repeats_an_index_is_not_believed(first_inde
         completed = await asked.completed()
         assert asked.ids == [10, 11, 12, 13, 14]
         assert "relay_violation" in completed.report.fallbacks
+
+
+@pytest.mark.parametrize("back", ["before the leg has noticed", "after it"])
+async def test_a_main_that_was_out_of_reach_and_is_back_is_fed_again(back: str) -> None:
+    async with rig() as running:
+        asked = running.ask(max_tokens=5)
+        _, r, m = await relaying(running, asked)
+        running.m.leave()
+        if back == "before the leg has noticed":
+            await joined_again(running)
+        m.fail(StageFailed("out of reach"))
+        if back == "after it":
+            await joined_again(running)
+        again, fresh = await running.p.prefill(), await running.m.leg()
+        assert again.request.kv_only
+        r.tokens(3, 13)
+        await asked.until(4)
+        fresh.ready()
+        assert list((await fresh.hears("resume")).ids) == [10, 11, 12, 13]
+        fresh.tokens(4, 14)
+        fresh.finished(5)
+        await asked.completed()
+        assert asked.ids == [10, 11, 12, 13, 14]
+
+
+async def joined_again(running: Rig) -> None:
+    """m0's load stream was ended, and is open again."""
+    async with asyncio.timeout(WAIT_S):
+        while not any(v.instance_id == "m0" and v.joins == 2 for v in running.router.fleet.views()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
