@@ -56,14 +56,31 @@ def _slack(z: Floats, sampling: Sampling) -> Floats:
     if sampling.top_p < 1:
         mass = np.cumsum(np.exp(sorted_z)) / np.exp(sorted_z[:k]).sum()
         room = sampling.top_p - np.concatenate(([0.0], mass[:-1]))
-        by_mass = np.where(room > 0, room, np.minimum(room, -_TINY))
-        by_rank = _rank_distance(sorted_z, int((room > 0).sum()))
-        inside = np.minimum(inside, np.where(room > 0, np.minimum(by_mass, by_rank), np.maximum(by_mass, by_rank)))
+        inside = np.minimum(inside, np.where(room > 0, _way_out(sorted_z, room), -_way_in(sorted_z, room)))
     if sampling.min_p > 0:
         inside = np.minimum(inside, sorted_z - math.log(sampling.min_p))
     slack = np.empty(len(z))
     slack[order] = inside
     return slack
+
+
+def _way_in(sorted_z: Floats, room: Floats) -> Floats:
+    """What it costs a token to be kept by top_p: it climbs to a rank, and the mass before that falls below the cut.
+
+    The lower the rank, the less there is to climb and the more mass is in the way: best is where both are equal.
+    """
+    need = np.maximum(-room, _TINY)
+    rank = np.searchsorted(need - sorted_z, -sorted_z)
+    climb = np.where(rank > 0, sorted_z[rank - 1] - sorted_z, math.inf)
+    return np.minimum(need[rank], climb)
+
+
+def _way_out(sorted_z: Floats, room: Floats) -> Floats:
+    """What it costs a token to be cut off by top_p: it falls to a rank, and the mass before that reaches the cut."""
+    left = np.maximum(room, 0.0)
+    rank = np.searchsorted(-sorted_z - left, -sorted_z)
+    fall = np.where(rank < len(sorted_z), sorted_z - sorted_z[np.minimum(rank, len(sorted_z) - 1)], math.inf)
+    return np.minimum(left[rank - 1], fall)
 
 
 def _rank_distance(sorted_z: Floats, kept: int) -> Floats:

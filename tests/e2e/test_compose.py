@@ -36,7 +36,7 @@ BASE = "kvrelay-test-base:local"
 PROMPT = "Write a long story about two cities that are joined by one slow road. " * 4
 SAMPLING = ("--seed", "11", "--temperature", "0.8", "--ignore-eos")
 NEAR_TIE = 1e-3
-SETTLE_S = 90.0
+SETTLE_S = 180.0
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvrelay.engine.margin import margin
@@ -23,6 +23,7 @@ samplings = st.builds(
 
 
 @given(samplings, st.integers(0, 10_000), st.integers(0, 50))
+@example(Sampling(seed=495, max_tokens=9, temperature=0.7, top_p=0.4, top_k=4), 40, 0)
 @settings(max_examples=150, deadline=None)
 def test_changes_well_below_the_margin_never_change_the_draw(sampling: Sampling, data: int, index: int) -> None:
     rng = np.random.default_rng(data)
