@@ -177,7 +177,7 @@ async def test_a_prefill_that_dies_after_the_first_token_is_replaced(loaded: Loa
 
 
 async def test_a_prefill_that_dies_before_the_first_token_costs_a_delay(loaded: LoadedModel) -> None:
-    pace = {"p": {"pace": "fixed=300,token=0,context=0,sequence=0"}}
+    pace = {"p": {"pace": "fixed=1500,token=0,context=0,sequence=0"}}  # longer than a stage takes to stop
     async with topology(prefill=2, wan=SLOW_WAN, per_role=pace) as running:
         watched = Watched(running.stub.Generate(asked(20)))
         await watched.until(started)

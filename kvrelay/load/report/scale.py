@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
+_LEAST = 1e-300
+"""Below this there is nothing to tell apart, and floats run out of digits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Values low..high lie at places start..end (px). log: both > 0, equal ratios are equal distances."""
@@ -42,9 +46,9 @@ class Scale:
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
     """Multiples of 1, 2 or 5 × a power of ten, at most `most` + 1."""
-    if not high > low:
-        return [low]
     rough = (high - low) / most
+    if not rough > _LEAST:
+        return [low]
     power: float = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -92,7 +96,7 @@ def span_unit(most_ms: float) -> Unit:
 
 def nice_high(most: float) -> float:
     """A little above `most`, at a tick; 1 if there is nothing."""
-    if not most > 0:
+    if not most / 8 > _LEAST:
         return 1.0
     ticks = round_ticks(0.0, most * 1.25, 8)
     return next((tick for tick in ticks if tick >= most * 1.02), most * 1.25)

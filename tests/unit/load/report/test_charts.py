@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvrelay.load.report.charts import first_tokens, link, timeline
@@ -103,6 +103,7 @@ def test_logarithmic_ticks_are_few_and_within(low: float, ratio: float, most: in
 
 
 @given(st.floats(0, 1e12))
+@example(5e-324)
 def test_an_axis_reaches_beyond_its_largest_value(most: float) -> None:
     high = nice_high(most)
     assert most < high and math.isfinite(high)
