@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 _LEAST = 1e-300
 """Below this there is nothing to tell apart, and floats run out of digits."""
 
