@@ -3,7 +3,6 @@
 One topology for all tests of this file, two main stages, left as it was found by each.
 """
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -14,13 +13,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import grpc
 import pytest
 import yaml
 
 from kvrelay.engine.reference import margin_at
 from kvrelay.model.weights import load_model
+from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc
 from kvrelay.types import Sampling
 from scripts.check_compose import scrape_targets
 from tests.containers.base import build_base
@@ -205,14 +205,18 @@ print(len(found))
 
 
 @contextlib.contextmanager
-def asked(stack: Stack, tokens: int) -> Iterator["concurrent.futures.Future[dict[str, Any]]"]:
-    """A relayed request of its own cache, under way when the block begins."""
-    flags = ("--max-tokens", str(tokens), "--pipeline", "p-rld-md", "--cache-salt", uuid.uuid4().hex, *SAMPLING)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(stack.generate, PROMPT, *flags)
-        eventually(lambda: any("relay" in name for name in stack.held()) or answer.done(), "the relay has it")
-        assert not answer.done(), answer.result()
-        yield answer
+def asked(stack: Stack, tokens: int) -> Iterator[Callable[[], list[int]]]:
+    """A relayed request of its own cache; its first token is there when the block begins. Gives what reads the rest."""
+    sampling = common_pb2.Sampling(max_tokens=tokens, seed=11, temperature=0.8, ignore_eos=True)
+    request = router_pb2.GenerateRequest(
+        prompt=PROMPT, sampling=sampling, pipeline=router_pb2.PIPELINE_P_RLD_MD, cache_salt=uuid.uuid4().hex
+    )
+    with grpc.insecure_channel(stack.router) as channel:
+        replies = router_pb2_grpc.RouterServiceStub(channel).Generate(request, timeout=150)
+        ids: list[int] = []
+        while not ids:
+            ids += next(replies).output.tokens.ids
+        yield lambda: ids + [token for reply in replies for token in reply.output.tokens.ids]
 
 
 @pytest.fixture(scope="module")
@@ -226,10 +230,10 @@ def undisturbed(stack: Stack) -> tuple[list[int], list[int]]:
 def test_a_killed_container_costs_a_request_no_token(
     stack: Stack, undisturbed: tuple[list[int], list[int]], service: str
 ) -> None:
-    with asked(stack, 120) as answer:
+    with asked(stack, 120) as rest:
         stack.docker("kill", stack.container(service))
         try:
-            ids = answer.result(120)["ids"]
+            ids = rest()
         finally:
             stack.docker("start", stack.container(service))
     assert same(ids, undisturbed[1], undisturbed[0], 120)
@@ -239,13 +243,13 @@ def test_a_wan_that_is_unplugged_and_plugged_in_again_costs_a_request_no_token(
     stack: Stack, undisturbed: tuple[list[int], list[int]]
 ) -> None:
     far = f"{stack.project}_dc-b"
-    with asked(stack, 120) as answer:
+    with asked(stack, 120) as rest:
         stack.docker("network", "disconnect", far, stack.container("wan"))
         try:
             time.sleep(3)  # how long the cable is out
         finally:
             stack.docker("network", "connect", "--alias", "wan", far, stack.container("wan"))
-        ids = answer.result(120)["ids"]
+        ids = rest()
     assert same(ids, undisturbed[1], undisturbed[0], 120)
 
 
