@@ -1,13 +1,21 @@
 """Where files lie that can be made again: compiled kernels, converted weights. Knows folders, not their contents."""
 
 import fcntl
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from kvrelay.settings import cache_home
+
+log = logging.getLogger(__name__)
+
+TURN_S = 120.0
+"""How long one process waits for another to compile or convert: several times what that takes."""
 
 
 def cache_folder(name: str, chosen: str = "") -> Path | None:
@@ -27,15 +35,32 @@ def temporary_folder(name: str) -> Path:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """One process at a time, so that several that start together do not all make the same thing. Waits for its turn."""
+    """One process at a time, so that several that start together do not all make the same thing.
+
+    Whoever cannot have its turn within TURN_S, or cannot lock at all, goes on without: the work is done twice then.
+    """
     try:
         file = (folder / ".lock").open("w")
-    except OSError:
+    except OSError as error:
+        log.warning("%s: no lock: %s", folder, error)
         yield
         return
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _take_turn(file, folder)
         yield
+
+
+def _take_turn(file: IO[str], folder: Path) -> None:
+    until = time.monotonic() + TURN_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() > until:
+                log.warning("%s: not locked: %s", folder, error)
+                return
+        time.sleep(0.05)
 
 
 def _owned(folder: Path) -> Path | None:

@@ -54,8 +54,10 @@ def stored(origin: Convertible, identity: str, folder: Path | None) -> Iterator[
     if found is None:
         yield origin
         return
-    yield found
-    found.let_go()
+    try:
+        yield found
+    finally:
+        found.let_go()
 
 
 def write(path: Path, origin: Convertible) -> None:

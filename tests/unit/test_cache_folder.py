@@ -55,6 +55,16 @@ def test_one_at_a_time_is_inside(tmp_path: Path) -> None:
     assert order == ["first", "other"]
 
 
+def test_one_that_never_leaves_holds_nobody_up_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvrelay.cache_folder.TURN_S", 0.1)
+    with exclusive(tmp_path), exclusive(tmp_path):
+        assert "not locked" in caplog.text
+    with exclusive(tmp_path / "missing"):
+        assert "no lock" in caplog.text
+
+
 def test_kernels_run_without_a_home_of_their_own(tmp_path: Path) -> None:
     """As in a container: nothing but the temporary folder can be written."""
     code = (

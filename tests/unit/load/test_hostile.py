@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -20,6 +19,7 @@ from kvrelay.load.run import LoadOptions, LoadRun
 from kvrelay.load.target import RouterTarget
 from kvrelay.load.workload import Ask
 from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc
+from tests.unit.cli.load.router import serving
 from tests.unit.load.served import Served, ServedTarget
 
 HOSTILE = Hostility(0.2, Spreading(0.1, 0.4), 0.3, 0.05, 0.1)
@@ -80,18 +80,6 @@ class Endless(router_pb2_grpc.RouterServiceServicer):
             await asyncio.Event().wait()
         finally:
             self.left.set()
-
-
-@asynccontextmanager
-async def serving(router: Endless) -> AsyncIterator[str]:
-    server = grpc.aio.server()
-    router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)  # type: ignore[arg-type]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 30.0])

@@ -70,7 +70,7 @@ def answer(request: router_pb2.GenerateRequest) -> list[int]:
 
 
 @asynccontextmanager
-async def serving(router: TinyRouter) -> AsyncIterator[str]:
+async def serving(router: router_pb2_grpc.RouterServiceServicer) -> AsyncIterator[str]:
     """Its address."""
     server = grpc.aio.server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)  # type: ignore[arg-type]
