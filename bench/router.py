@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import grpc
 import psutil
 import uvloop
 
@@ -156,7 +157,7 @@ async def kvrelay_router(stack: AsyncExitStack, stages: Sequence[str]) -> Router
         while True:
             try:
                 fleet = await stub.GetFleet(router_pb2.GetFleetRequest())
-            except Exception:
+            except grpc.aio.AioRpcError:
                 fleet = router_pb2.Fleet()
             if sum(stage.usable for stage in fleet.stages) == len(stages):
                 break
