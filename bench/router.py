@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import grpc
+import numpy as np
 import psutil
 import uvloop
 
