@@ -160,7 +160,7 @@ async def _closed(
     loop = asyncio.get_running_loop()
 
     async def client() -> None:
-        while (now_s := loop.time() - began) < end_s:
+        while (now_s := max(0.0, loop.time() - began)) < end_s:  # a timer may be up to 1 ms early
             following = next(planned, None)
             if following is None:
                 return
