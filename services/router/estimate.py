@@ -48,12 +48,21 @@ def load_tokens(stage: StageView, limits: Limits) -> int:
 
 def prefill_ms(question: Question, stage: StageView, limits: Limits) -> float:
     """Until index 0 is sampled: what is queued, what was sent since, and what this prompt lacks."""
+    todo = question.prompt_tokens - usable_hit(question, stage, samples=True)
+    return _before_ms(stage, limits) + 1e3 * todo / _prefill_rate(stage, limits)
+
+
+def _before_ms(stage: StageView, limits: Limits) -> float:
+    """Until something of a prompt sent now is computed: what is before it, and what a step costs whatever is in it."""
     load = stage.load
-    rate = load.prefill_tokens_per_s if load is not None and load.prefill_tokens_per_s > 0 else 0.0
     queued = (load.queued_tokens if load is not None else 0) + stage.sent_tokens
-    todo = queued + question.prompt_tokens - usable_hit(question, stage, samples=True)
     step_ms = load.prefill_step_ms if load is not None else 0.0
-    return step_ms + 1e3 * todo / (rate or limits.prefill_tokens_per_s)
+    return step_ms + 1e3 * queued / _prefill_rate(stage, limits)
+
+
+def _prefill_rate(stage: StageView, limits: Limits) -> float:
+    measured = stage.load.prefill_tokens_per_s if stage.load is not None else 0.0
+    return measured if measured > 0 else limits.prefill_tokens_per_s
 
 
 def itl_ms(stage: StageView, limits: Limits) -> float:
@@ -91,27 +100,33 @@ def goodput(stages: Collection[StageView], sender: StageView, receiver: StageVie
 
 def crossing_bytes(question: Question, receiver: StageView) -> int:
     """Of the whole blocks that the receiver lacks."""
-    layout = receiver.description.layout
-    hit = usable_hit(question, receiver, samples=False)
-    return (question.prompt_tokens // layout.block_tokens - hit // layout.block_tokens) * layout.block_bytes
+    return _lacked(question, receiver) * receiver.description.layout.block_bytes
+
+
+def _lacked(question: Question, stage: StageView) -> int:
+    """Whole blocks of the prompt."""
+    block = stage.description.layout.block_tokens
+    return question.prompt_tokens // block - usable_hit(question, stage, samples=False) // block
 
 
 def crossing(question: Question, sender: StageView, receiver: StageView, limits: Limits) -> Crossing:
     """What must cross, and when it and the first token will be there.
 
-    Blocks cross while later ones are computed, so the link is busy for bytes / goodput from now on, and the last block
-    cannot leave before prefill has computed it.
+    What prefill holds crosses as soon as the link is free; the rest once its computing has begun, while later blocks
+    are computed; the last block not before it has been.
     """
     layout = receiver.description.layout
     hit = usable_hit(question, receiver, samples=False)
     size = crossing_bytes(question, receiver)
+    fresh = min(size, _lacked(question, sender) * layout.block_bytes)
     near = sender.description.site == receiver.description.site
     delay = limits.lan_delay_ms if near else limits.wan_delay_ms
     rate = goodput(question.stages, sender, receiver, limits)
     ttft = prefill_ms(question, sender, limits)
     arrival = 0.0
     if size:
-        line = 1e3 * (_ahead(sender, receiver, size) + size) / rate
+        free = 1e3 * (_ahead(sender, receiver, size) + size - fresh) / rate
+        line = max(free, _before_ms(sender, limits) if fresh else 0.0) + 1e3 * fresh / rate
         last = ttft + 1e3 * layout.block_bytes / rate
         arrival = max(line, last) + 2 * delay  # Offer -> Missing, then the last frame
     return Crossing(question.prompt_tokens - hit, size, arrival, ttft)

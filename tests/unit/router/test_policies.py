@@ -243,6 +243,24 @@ def test_a_push_waits_only_for_those_that_have_less_left() -> None:
     assert times == pytest.approx([100e3, 250e3, 100e3])
 
 
+def test_what_prefill_must_compute_crosses_only_once_its_computing_has_begun() -> None:
+    size = 10 * BLOCK
+    load = replace(IDLE, queued_tokens=2000, prefill_step_ms=40.0, links=(LinkLoad("m0", size / 1.0, 0, (size // 2,)),))
+    sender = stage(Role.PREFILL, "p0", load)
+    assert crossing_ms(sender) == pytest.approx(2040 + 1000)
+    busy = replace(load, links=(LinkLoad("m0", size / 1.0, 0, (size,) * 3),))
+    assert crossing_ms(stage(Role.PREFILL, "p0", busy)) == pytest.approx(3000 + 1000)
+
+
+def test_what_prefill_holds_crosses_while_others_are_computed() -> None:
+    size = 10 * BLOCK
+    load = replace(IDLE, queued_tokens=2000, links=(LinkLoad("m0", size / 1.0, 0),))
+    sender, main = stage(Role.PREFILL, "p0", load), stage(Role.MAIN, "m0")
+    asked = replace(question(sender, main), prompt_tokens=160, hits={"p0": 128})
+    crossing = estimate.crossing(asked, sender, main, Limits(wan_delay_ms=0.0))
+    assert crossing.ms == pytest.approx(2000 + 200)
+
+
 def test_a_push_asked_for_since_the_report_counts_on_its_own_link_only() -> None:
     size = 10 * BLOCK
     sender = replace(link(size / 100), sent_crossings=(("m0", size), ("m1", size), ("m0", 2 * size)))
