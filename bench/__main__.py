@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.output import RESULTS
 
-EXPERIMENTS = ("paper", "handoff", "bathtub", "trace", "index", "router", "scale", "transfer")
+EXPERIMENTS = ("paper", "handoff", "bathtub", "trace", "index", "router", "scale", "transfer", "engine", "start")
 
 
 def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Stages that answer at once, for bench.router: no model, no KV. Also a bare forwarder, and a worker that speaks HTTP.
+"""Stages that answer at once, for bench.router: no model, no KV. Also a bare forwarder.
 
 `python -m bench.null_stages KIND ...` serves until its input ends; its first line of output is its ports as JSON.
 `sampling.seed` is the pace: 0 = all tokens at once, one a message; n = one a message, every n microseconds;
@@ -6,15 +6,17 @@
 """
 
 import asyncio
+import itertools
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
 import uvloop
 
+from bench.null_http import serve_http
 from kvrelay.proto.v1 import (
     common_pb2,
     decode_pb2,
@@ -33,6 +35,10 @@ from kvrelay.types import LayoutFingerprint, Role, StageDescription
 
 RELAYED_TOKENS = 4
 """Tokens that a relay leg sends before main decode is ready."""
+CROSSING_S = 0.005
+"""Main decode is ready so long after that: the router has read them by then."""
+RELAY_STEP_S = 0.008
+"""Between the relay's later tokens, until it is told to stop."""
 BACKLOG = 1_000_000_000
 
 _SOURCES = {Role.RELAY: common_pb2.SOURCE_RELAY, Role.MAIN: common_pb2.SOURCE_MAIN}
@@ -52,10 +58,13 @@ class NullStage(
 ):
     """One stage of any role."""
 
-    def __init__(self, role: Role, stories: dict[str, Story], address: str = "") -> None:
+    def __init__(self, name: str, role: Role, stories: dict[str, Story], report: stage_pb2.LoadReport) -> None:
         self.role = role
-        self.address = address
+        self.address = ""
+        self.reports_s = 1.0
+        self._name = name
         self._stories = stories
+        self._report = report
 
     def _story(self, request_id: str) -> Story:
         return self._stories.setdefault(request_id, Story())
@@ -64,7 +73,7 @@ class NullStage(
         tokenizer = load_tokenizer("tiny")
         return description_to_proto(
             StageDescription(
-                instance_id=f"{self.role}-0",
+                instance_id=self._name,
                 epoch=1,
                 role=self.role,
                 site="b" if self.role is Role.MAIN else "a",
@@ -82,9 +91,8 @@ class NullStage(
 
     async def WatchLoad(self, request: stage_pb2.WatchLoadRequest, context: Any) -> None:  # type: ignore[override]
         while True:
-            report = stage_pb2.LoadReport(max_running=64, blocks_total=1 << 16, blocks_free=1 << 16)
-            await context.write(report)
-            await asyncio.sleep(1.0)
+            await context.write(self._report)
+            await asyncio.sleep(self.reports_s)
 
     async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Any) -> None:  # type: ignore[override]
         story = self._story(request.request_id)
@@ -108,19 +116,32 @@ class NullStage(
         await context.write(_Event(opened=decode_pb2.Opened()))
         if self.role is Role.MAIN and leg.transfer_id and await story.relayed:
             await story.relay_done.wait()
+            await asyncio.sleep(CROSSING_S)
         await context.write(_Event(ready=decode_pb2.Ready()))
         resume = (await anext(request_iterator)).resume
         index, last = resume.first_index + len(resume.ids), leg.sampling.max_tokens
         if self.role is Role.RELAY:
-            await self._speak(context.write, index, min(index + RELAYED_TOKENS, last), leg.sampling.seed)
+            upto = min(index + RELAYED_TOKENS, last)
+            await self._speak(context.write, index, upto, leg.sampling.seed)
             story.relay_done.set()
-            await anext(request_iterator)
+            await self._until_stopped(context.write, request_iterator, range(upto, last - 1))
             await context.write(_Event(stopped=decode_pb2.Stopped(next_index=last)))
             return
         await self._speak(context.write, index, last, leg.sampling.seed)
         finished = common_pb2.Finished(reason=common_pb2.FINISH_REASON_LENGTH, completion_tokens=last)
         await context.write(_Event(finished=finished))
         self._stories.pop(leg.request_id, None)
+
+    async def _until_stopped(
+        self, write: Callable[[Any], Any], hears: AsyncIterator[decode_pb2.DecodeRequest], indexes: Iterable[int]
+    ) -> None:
+        """A relay speaks until it is told to stop, as a real one: the hand-off comes right after one of its tokens."""
+        stop = asyncio.ensure_future(anext(hears))
+        for index in indexes:
+            if (await asyncio.wait({stop}, timeout=RELAY_STEP_S))[0]:
+                break
+            await self._speak(write, index, index + 1, 0)
+        await stop
 
     async def _speak(self, write: Callable[[Any], Any], first: int, last: int, pace: int) -> None:
         source, began, index = _SOURCES[self.role], time.perf_counter(), first
@@ -205,13 +226,18 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
                     return
 
 
-async def serve_stages() -> list[int]:
-    """A prefill, a relay and a main stage in this process."""
+async def serve_stages(count: str = "3", reports_s: str = "1") -> list[int]:
+    """Prefill, relay and main stages in turn, in this process; prefill stages report a link to each of the others."""
     stories: dict[str, Story] = {}
     ports = []
-    for role in (Role.PREFILL, Role.RELAY, Role.MAIN):
+    roles = {f"{role}-{n}": role for n, role in zip(range(int(count)), itertools.cycle(Role), strict=False)}
+    for name, role in roles.items():
         server = grpc.aio.server(options=COMMON_OPTIONS)
-        stage = NullStage(role, stories)  # type: ignore[abstract]
+        report = stage_pb2.LoadReport(max_running=64, blocks_total=1 << 16, blocks_free=1 << 16)
+        for peer in roles if role is Role.PREFILL else ():
+            report.links.add(peer=peer, goodput_bytes_per_s=1e8)
+        stage = NullStage(name, role, stories, report)  # type: ignore[abstract]
+        stage.reports_s = float(reports_s)
         stage_pb2_grpc.add_StageServiceServicer_to_server(stage, server)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(stage, server)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(stage, server)
@@ -230,45 +256,6 @@ async def serve_forwarder(*addresses: str) -> list[int]:
     await server.start()
     _KEPT.append(server)
     return [port]
-
-
-async def serve_http() -> list[int]:
-    """A prefill and a decode worker as sglang-router sees them: /generate streams events, all else is {}."""
-    servers = [await asyncio.start_server(_http, "127.0.0.1", 0) for _ in range(2)]
-    _KEPT.extend(servers)
-    return [server.sockets[0].getsockname()[1] for server in servers]
-
-
-async def _http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while line := await reader.readline():
-            length = 0
-            while (header := await reader.readline()) not in (b"\r\n", b""):
-                name, _, value = header.partition(b":")
-                length = int(value) if name.lower() == b"content-length" else length
-            body = await reader.readexactly(length)
-            if b" /generate" in line and b'"stream":true' in body.replace(b" ", b""):
-                await _stream(writer, json.loads(body))
-            else:
-                answer = b'{"text":"","status":"ready","max_total_num_tokens":1000000,"model_path":"tiny"}'
-                head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-                writer.write(head % len(answer) + answer)
-                await writer.drain()
-    except (ConnectionError, asyncio.IncompleteReadError):
-        pass
-    finally:
-        writer.close()
-
-
-async def _stream(writer: asyncio.StreamWriter, asked: dict[str, Any]) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for index in range(asked["sampling_params"]["max_new_tokens"]):
-        event = b'data: {"text":"","output_ids":[5],"meta_info":{"completion_tokens":%d}}\n\n' % (index + 1)
-        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-        await writer.drain()
-    event = b"data: [DONE]\n\n"
-    writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event))
-    await writer.drain()
 
 
 _KEPT: list[Any] = []

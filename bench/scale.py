@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import uvloop
 
 from bench.contest import tell
+from bench.cpu import family_cpu_s
 from bench.figures import Figure
 from bench.lab import VOCAB_SIZE, greedy
 from bench.output import Report, arguments, curves
@@ -101,12 +103,9 @@ def spec(plan: Plan, stages: int, logs: Path) -> ClusterSpec:
 
 def cpu_s(running: Cluster) -> dict[str, float]:
     """CPU time so far, by process; "client" is this one."""
-    found = {"client": sum(psutil.Process().cpu_times()[:2])}
-    for name, process in running.processes.items():
-        parent = psutil.Process(process.pid)
-        family = [parent, *parent.children(recursive=True)]
-        found[name] = sum(sum(one.cpu_times()[:2]) for one in family)
-    return found
+    return {"client": time.process_time()} | {
+        name: family_cpu_s(process.pid) for name, process in running.processes.items()
+    }
 
 
 def part_of(process: str) -> str:

@@ -91,12 +91,15 @@ class Cluster:
         return killed
 
     async def _start(self) -> None:
+        """All at once: programs load for seconds, and wait for one another while they run. Only what is behind the WAN
+        must know its ports there first.
+        """
         near, far = self._split()
         async with asyncio.TaskGroup() as starting:
-            for name in ("wan", "redis", *near):
+            for name in ("redis", *near):
                 starting.create_task(self._launch(name))
-        reach = await self._reach(far)
-        async with asyncio.TaskGroup() as starting:
+            await self._launch("wan")
+            reach = await self._reach(far)
             for name in (*far, "router"):
                 starting.create_task(self._launch(name, reach))
         await self._until_usable(list(self.at.stages))

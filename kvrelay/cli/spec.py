@@ -10,6 +10,8 @@ from kvrelay.wan.settings import parse_rate
 
 LOOPBACK = "127.0.0.1"
 """Where all but the router is bound: only the router is for others."""
+REDIAL_S = 0.5
+"""The router starts with its stages and dials them until they are there: not at ever longer intervals, on one host."""
 MODULES = {Role.PREFILL: "services.prefill", Role.RELAY: "services.relay_decode", Role.MAIN: "services.main_decode"}
 
 
@@ -153,6 +155,7 @@ def router_argv(spec: ClusterSpec, at: Addresses, reach: Mapping[str, str]) -> l
         "stages": ",".join(reach.values()),
         "wan_rate_bytes_per_s": parse_rate(spec.wan_rate) or "",
         "wan_delay_ms": spec.wan_delay_ms,
+        "redial_max_s": REDIAL_S,
     }
     wanted.update(spec.router_set)
     return [sys.executable, "-m", "services.router", *flags(wanted)]

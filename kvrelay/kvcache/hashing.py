@@ -31,10 +31,10 @@ def block_hashes(root: bytes, ids: Sequence[int], block_tokens: int) -> list[byt
     """
     hashes: list[bytes] = []
     parent = root
-    block = struct.Struct(f"<{block_tokens}I")
-    for start in range(0, len(ids) - block_tokens + 1, block_tokens):
-        data = block.pack(*ids[start : start + block_tokens])
-        parent = hashlib.blake2b(parent + data, digest_size=DIGEST_BYTES).digest()
+    whole = len(ids) // block_tokens * block_tokens
+    data, size = struct.pack(f"<{whole}I", *ids[:whole]), 4 * block_tokens
+    for start in range(0, len(data), size):
+        parent = hashlib.blake2b(parent + data[start : start + size], digest_size=DIGEST_BYTES).digest()
         hashes.append(parent)
     return hashes
 

@@ -4,7 +4,7 @@
 is wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvrelay.errors import InvalidRequest
@@ -116,22 +116,28 @@ def logprobs_from_proto(message: common_pb2.Logprobs) -> Logprobs:
 
 def token_run_to_proto(run: TokenRun, source: Source) -> common_pb2.TokenChunk:
     """A run and who sampled it."""
-    return common_pb2.TokenChunk(
-        first_index=run.first_index,
-        ids=run.ids,
-        source=_SOURCES[source],
-        logprobs=[logprobs_to_proto(item) for item in run.logprobs],
-    )
+    return tokens_to_proto(run.first_index, run.ids, run.logprobs, source)
+
+
+def tokens_to_proto(
+    first_index: int, ids: Sequence[int], logprobs: Sequence[Logprobs], source: Source
+) -> common_pb2.TokenChunk:
+    """As token_run_to_proto, of a run in parts."""
+    chunk = common_pb2.TokenChunk(first_index=first_index, ids=ids, source=_SOURCES[source])
+    if logprobs:
+        chunk.logprobs.extend([logprobs_to_proto(item) for item in logprobs])
+    return chunk
 
 
 def token_run_from_proto(message: common_pb2.TokenChunk, field: str = "tokens") -> TokenRun:
     """The run without its source. InvalidRequest: logprobs are neither absent nor one per id."""
-    if len(message.logprobs) not in (0, len(message.ids)):
-        raise InvalidRequest(
-            f"{field}.logprobs", f"must be empty or one per id, got {len(message.logprobs)} for {len(message.ids)} ids"
-        )
-    logprobs = tuple(logprobs_from_proto(item) for item in message.logprobs)
-    return TokenRun(message.first_index, tuple(message.ids), logprobs)
+    ids = tuple(message.ids)
+    found = message.logprobs
+    if not found:
+        return TokenRun(message.first_index, ids)
+    if len(found) != len(ids):
+        raise InvalidRequest(f"{field}.logprobs", f"must be empty or one per id, got {len(found)} for {len(ids)} ids")
+    return TokenRun(message.first_index, ids, tuple(map(logprobs_from_proto, found)))
 
 
 def layout_to_proto(layout: LayoutFingerprint) -> common_pb2.LayoutFingerprint:

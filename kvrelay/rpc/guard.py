@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,8 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}
+        """By method: wrapped at its first call."""
         self._running: dict[asyncio.Task[Any], str] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -69,8 +71,11 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """Part of grpc.aio.ServerInterceptor."""
-        handler = await continuation(handler_call_details)
-        return None if handler is None else self._guarded(handler, handler_call_details.method)
+        method = handler_call_details.method
+        found = self._handlers.get(method)
+        if found is None and (handler := await continuation(handler_call_details)) is not None:
+            found = self._handlers[method] = self._guarded(handler, method)
+        return found
 
     def _guarded(self, handler: Any, method: str) -> Any:
         codec = {
@@ -87,14 +92,14 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
     def _unary(self, behavior: _Behavior, method: str) -> _Behavior:
         async def call(request: Any, context: Any) -> Any:
-            async with self._call(method, context):
+            async with _Call(self, method, context):
                 return await behavior(_read(request), context)
 
         return call
 
     def _streaming(self, behavior: _Behavior, method: str) -> _Behavior:
         async def call(request: Any, context: Any) -> None:
-            async with self._call(method, context):
+            async with _Call(self, method, context):
                 answer = behavior(_read(request), context)
                 if inspect.isawaitable(answer):
                     await answer
@@ -105,22 +110,40 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
         return call
 
-    @asynccontextmanager
-    async def _call(self, method: str, context: Any) -> AsyncIterator[None]:
+    def begun(self, method: str) -> asyncio.Task[Any]:
+        """A call of this task's begins."""
         task = asyncio.current_task()
         assert task is not None
         self._running[task] = method
         self._idle.clear()
+        return task
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """It is over."""
+        del self._running[task]
+        if not self._running:
+            self._idle.set()
+
+
+class _Call:
+    """One call under way. Not a generator: those cost a request more than what is done here."""
+
+    __slots__ = ("_context", "_guard", "_method", "_task")
+
+    def __init__(self, guard: RpcGuard, method: str, context: Any) -> None:
+        self._guard, self._method, self._context = guard, method, context
+
+    async def __aenter__(self) -> None:
+        self._task = self._guard.begun(self._method)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         try:
-            yield
-        except grpc.aio.AbortError:
-            raise
-        except Exception as exc:
-            await _abort(exc, method, context)
+            if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+                return False
+            await _abort(error, self._method, self._context)
+            return True  # whoever has left already need not be told
         finally:
-            del self._running[task]
-            if not self._running:
-                self._idle.set()
+            self._guard.ended(self._task)
 
 
 async def _abort(exc: Exception, method: str, context: Any) -> None:

@@ -82,10 +82,10 @@ def sampling_from_client(
 
 
 def token_ids_from_client(ids: Sequence[int], *, vocab_size: int, field: str) -> list[int]:
-    """`ids` as a list. InvalidRequest naming the first id outside the vocabulary."""
+    """`ids`, unsigned as in every proto, as a list. InvalidRequest naming the first id outside the vocabulary."""
     plain = list(ids)
-    if plain and (max(plain) >= vocab_size or min(plain) < 0):
-        index = next(i for i, token in enumerate(plain) if not 0 <= token < vocab_size)
+    if plain and max(plain) >= vocab_size:
+        index = next(i for i, token in enumerate(plain) if token >= vocab_size)
         raise InvalidRequest(
             f"{field}[{index}]", f"must be a token id below {vocab_size} (vocabulary), got {plain[index]}"
         )

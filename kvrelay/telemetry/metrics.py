@@ -64,14 +64,19 @@ class LinkMetrics(Metrics):
         self.link_rate = self._histogram(
             "link_bytes_per_second", "Wire bytes of a push over its time", _RATE_BYTES_PER_S, "peer"
         )
+        self._by_peer: dict[str, tuple[Counter, Counter, Histogram]] = {}
 
     def pushed(self, peer: str, outcome: str, *, wire_bytes: int, saved_bytes: int, seconds: float) -> None:
         """One push that ended: committed, ended (by the receiver) or failed."""
+        if peer not in self._by_peer:
+            of_peer = self.link_bytes.labels(peer), self.link_saved_bytes.labels(peer), self.link_rate.labels(peer)
+            self._by_peer[peer] = of_peer
+        sent, saved, rate = self._by_peer[peer]
         self.pushes.labels(peer, outcome).inc()
-        self.link_bytes.labels(peer).inc(wire_bytes)
-        self.link_saved_bytes.labels(peer).inc(saved_bytes)
+        sent.inc(wire_bytes)
+        saved.inc(saved_bytes)
         if wire_bytes and seconds > 0:
-            self.link_rate.labels(peer).observe(wire_bytes / seconds)
+            rate.observe(wire_bytes / seconds)
 
 
 class RouterMetrics(LinkMetrics):
@@ -108,11 +113,11 @@ class RouterMetrics(LinkMetrics):
         self._lookups = counter("index_lookups", "Look-ups in the prefix index, by outcome", "outcome")
         self._lookup_time = histogram("index_lookup_seconds", "Time of a look-up, whatever its outcome", _CALL_S)
         self.degraded = counter("index_degraded", "Requests planned from remembered or unknown hits")
+        # A look-up of a label costs as much as counting; these are needed for each token and each request.
         self._by_source = {source: (self.tokens.labels(source), self.itl.labels(source)) for source in Source}
-        for role in Role:
-            self._hits.labels(role)
-        for pipeline in Pipeline:
-            self.ttft.labels(pipeline)
+        self._by_role = {role: self._hits.labels(role) for role in Role}
+        self._by_pipeline = {name: (self.ttft.labels(name), self.e2e.labels(name)) for name in Pipeline}
+        self._gap_of = {role: self._hit_gap.labels(role) for role in (Role.PREFILL, Role.MAIN)}
 
     def accepted(self, source: Source, tokens: int, gap_s: float | None) -> None:
         """Tokens came as one run, so long after the one before them (None: the first): they share that gap."""
@@ -122,6 +127,14 @@ class RouterMetrics(LinkMetrics):
             for _ in range(tokens):
                 itl.observe(gap_s / tokens)
 
+    def first_token(self, pipeline: Pipeline, seconds: float) -> None:
+        """An answer has begun."""
+        self._by_pipeline[pipeline][0].observe(seconds)
+
+    def answered(self, pipeline: Pipeline, seconds: float) -> None:
+        """An answer is complete; `pipeline` as it ended."""
+        self._by_pipeline[pipeline][1].observe(seconds)
+
     def hits(self, *, prefill: int | None = None, relay: int | None = None, main: int | None = None) -> None:
         """One request's cached prompt tokens, as each stage measured them; None: that leg was not asked.
 
@@ -129,10 +142,9 @@ class RouterMetrics(LinkMetrics):
         """
         for role, tokens in ((Role.PREFILL, prefill), (Role.RELAY, relay), (Role.MAIN, main)):
             if tokens is not None:
-                self._hits.labels(role).inc(tokens)
-        if prefill is not None and main is not None:
-            self._hit_gap.labels(Role.PREFILL).inc(max(prefill - main, 0))
-            self._hit_gap.labels(Role.MAIN).inc(max(main - prefill, 0))
+                self._by_role[role].inc(tokens)
+        if prefill is not None and main is not None and prefill != main:
+            self._gap_of[Role.PREFILL if prefill > main else Role.MAIN].inc(abs(prefill - main))
 
     def fleet_from(self, read: Callable[[], Mapping[tuple[str, ...] | str, float]]) -> None:
         """Feed `kvrelay_fleet_stages{role, usable}`: stages known now; usable is yes or no."""

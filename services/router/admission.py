@@ -1,14 +1,13 @@
 """How many requests may be served and may wait. Knows nothing of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from kvrelay.errors import Overloaded
 
 
 class Admission:
-    """Places for `max_in_flight`, and a first-come queue of `max_queued` before them."""
+    """Places for `max_in_flight`, and a first-come queue of `max_queued` before them. `async with` holds a place."""
 
     def __init__(self, max_in_flight: int, max_queued: int, retry_after_s: float, refused: Callable[[], None]) -> None:
         self._places = asyncio.Semaphore(max_in_flight)
@@ -18,9 +17,8 @@ class Admission:
         self.in_flight = 0
         self.queued = 0
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Holds a place. Raises Overloaded at once if the queue is full."""
+    async def __aenter__(self) -> None:
+        """Raises Overloaded at once if the queue is full."""
         if self._places.locked():
             if self.queued >= self._max_queued:
                 self._refused()
@@ -36,8 +34,7 @@ class Admission:
         else:
             await self._places.acquire()
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            self._places.release()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.in_flight -= 1
+        self._places.release()

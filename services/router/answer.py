@@ -44,6 +44,7 @@ class Answer:
         self._sampling = sampling
         self._eos = frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
         self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._ends = self._eos | self._stop_ids
         self._text = text
         self._pieces: list[Piece] = []
         self.ids: list[int] = []
@@ -103,7 +104,9 @@ class Answer:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _cut_at_end(self, ids: Sequence[int]) -> tuple[list[int], FinishReason | None]:
+    def _cut_at_end(self, ids: Sequence[int]) -> tuple[Sequence[int], FinishReason | None]:
+        if self.count + len(ids) < self._sampling.max_tokens and self._ends.isdisjoint(ids):
+            return ids, None
         for offset, token in enumerate(ids):
             reason = self._end_at(self.count + offset, token)
             if reason is not None:
@@ -118,12 +121,13 @@ class Answer:
                 return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if index + 1 >= self._sampling.max_tokens else None
 
-    def _keep(self, run: TokenRun, ids: list[int], source: Source, text: str) -> None:
+    def _keep(self, run: TokenRun, ids: Sequence[int], source: Source, text: str) -> None:
         if not self._pieces or self._pieces[-1].source is not source:
             self._pieces.append(Piece(self.count, source))
         piece = self._pieces[-1]
         piece.ids.extend(ids)
-        piece.logprobs.extend(run.logprobs[: len(ids)])
+        if run.logprobs:
+            piece.logprobs.extend(run.logprobs[: len(ids)])
         piece.text += text
         self.ids.extend(ids)
         self.by_source[source] += len(ids)

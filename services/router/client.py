@@ -4,68 +4,61 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvrelay.proto.v1 import router_pb2
-from kvrelay.rpc.convert import token_run_to_proto
-from kvrelay.types import TokenRun
+from kvrelay.rpc.convert import tokens_to_proto
 from services.router.answer import Answer, Piece
+from services.router.tasks import Bell
 
 Write = Callable[[router_pb2.GenerateReply], Awaitable[None]]
 
 
 class ClientStream:
-    """One writer task runs `run`; the request wakes it. Tokens coalesce while the client is slow."""
+    """The request's own task writes; whoever makes the answer grow rings `bell`. Tokens coalesce while it writes."""
 
     def __init__(self, write: Write, answer: Answer, backlog_tokens: int) -> None:
         self._write = write
         self._answer = answer
         self._backlog_tokens = backlog_tokens
-        self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._started: router_pb2.Started | None = None
-        self._completed: router_pb2.Completed | None = None
+        self._started: Callable[[], router_pb2.Started] | None = None
+        self.bell = Bell()
+        """Rings when the request's task has something to do."""
         self.shown = False
         """May tokens be written yet?"""
 
-    def start(self, started: router_pb2.Started) -> None:
-        """The first message."""
+    def start(self, started: Callable[[], router_pb2.Started]) -> None:
+        """What makes the first message; it is asked when the streams that were opened in this tick are on their way."""
         self._started = started
-        self._changed.set()
 
     def wake(self) -> None:
-        """The answer has grown, or may be shown now."""
-        if self._answer.unread > self._backlog_tokens and self.shown:
+        """The answer has grown, or may be shown now, or is over."""
+        if self.shown and self._answer.unread > self._backlog_tokens:
             self._room.clear()
-        self._changed.set()
+        self.bell.ring()
 
-    def complete(self, completed: router_pb2.Completed) -> None:
-        """The last message; `run` ends after it."""
-        self._completed = completed
-        self._changed.set()
+    def room(self) -> Awaitable[object] | None:
+        """None: there is room. Otherwise the client is too far behind; to be awaited before more is read."""
+        return None if self._room.is_set() else self._room.wait()
 
-    async def room(self) -> None:
-        """Returns once the client is not too far behind."""
-        await self._room.wait()
+    async def flush(self) -> None:
+        """Writes what may be shown; returns when all of it is out."""
+        if self._started is not None:
+            started, self._started = self._started, None
+            # The streams that were opened in this very tick go first: the first token hangs on them.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await self._write(router_pb2.GenerateReply(started=started()))
+        while self.shown and (pieces := self._answer.pop()):
+            for piece in pieces:
+                await self._write(router_pb2.GenerateReply(output=_output(piece)))
+        self._room.set()
 
-    async def run(self) -> None:
-        """Writes until the last message is out."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if self._started is not None:
-                started, self._started = self._started, None
-                # The streams that were opened in this very tick go first: the first token hangs on them.
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                await self._write(router_pb2.GenerateReply(started=started))
-            if self.shown:
-                for piece in self._answer.pop():
-                    await self._write(router_pb2.GenerateReply(output=_output(piece)))
-                self._room.set()
-            if self._completed is not None and not self._answer.unread:
-                await self._write(router_pb2.GenerateReply(completed=self._completed))
-                return
+    async def complete(self, completed: router_pb2.Completed) -> None:
+        """Writes the rest and the last message."""
+        await self.flush()
+        await self._write(router_pb2.GenerateReply(completed=completed))
 
 
 def _output(piece: Piece) -> router_pb2.Output:
-    run = TokenRun(piece.first_index, tuple(piece.ids), tuple(piece.logprobs))
-    return router_pb2.Output(tokens=token_run_to_proto(run, piece.source), text=piece.text)
+    chunk = tokens_to_proto(piece.first_index, piece.ids, piece.logprobs, piece.source)
+    return router_pb2.Output(tokens=chunk, text=piece.text)

@@ -1,20 +1,17 @@
-"""Between the legs and the hand-off: messages become events, actions become messages. Decides nothing itself."""
+"""Between the legs and the hand-off: what a leg says becomes an event, at once and in order. Decides nothing itself."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kvrelay.errors import InvalidRequest, KvrelayError, NoStage, Overloaded, StageFailed, Unsupported
+from kvrelay.errors import InvalidRequest, Overloaded, StageFailed
 from kvrelay.proto.v1 import decode_pb2, prefill_pb2
 from kvrelay.rpc.convert import finish_reason_from_proto, token_run_from_proto
-from kvrelay.telemetry.metrics import RouterMetrics
 from kvrelay.types import Role
 from services.router import actions
 from services.router.answer import Answer
 from services.router.client import ClientStream
 from services.router.drain import must_cut
-from services.router.feeding import Feeder
-from services.router.handoff import Handoff
 from services.router.legs import (
     Ended,
     Event,
@@ -22,66 +19,41 @@ from services.router.legs import (
     FleetChanged,
     FromDecode,
     FromPrefill,
-    Legs,
     RelayLate,
     TurnDue,
     WaitedLongEnough,
 )
+from services.router.performing import Performer, RouteBroke
 from services.router.pushes import Pushes
-from services.router.report import Record
-from services.router.route import Route, StageView
+from services.router.route import Route
 
 log = logging.getLogger(__name__)
 
 
-class RouteBroke(Exception):
-    """No token has been accepted: the request may be planned again."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Conductor(Performer):
+    """One attempt at one request: its legs, who feeds them, who speaks.
 
-    def __init__(self, error: KvrelayError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Times of RouterSettings that a request in progress needs."""
-
-    relay_ready_s: float
-    rejoin_wait_s: float
-    stop_grace_s: float
-    singular_cut_s: float
-    turn_wait_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Conductor:
-    """One attempt at one request: its legs, who feeds them, who speaks."""
+    Legs hand over what they read where they read it, so that a token costs one wake-up, the client's: nothing here
+    waits but for the end of something.
+    """
 
     route: Route
-    legs: Legs
-    feeder: Feeder
     pushes: Pushes
-    handoff: Handoff
     answer: Answer
     client: ClientStream
-    record: Record
-    metrics: RouterMetrics
-    patience: Patience
-    failed: Callable[[StageView], None]
-    """Told of each stage that has failed this request."""
-    forgive: Callable[[StageView], None]
-    """Told of a stage that was only full: it may be asked again."""
     fleet_changed: Callable[[], None]
     """Told when a stage has joined or left."""
-    fallback: Callable[[str], None]
-    """Told of everything that did not go as planned."""
     cut: bool = False
     """The singular rule has cut the push to main decode."""
-    _full: dict[Role, tuple[StageView, Overloaded]] = field(default_factory=dict)
-    """Who has refused a leg for want of room, and was not asked again since."""
-    _refusal: Overloaded | None = None
-    """The last of them that there was no way around."""
     _lost: bool = False
+    _error: Exception | None = None
+    """What an event has led to; nothing is heard after it."""
+    _parting: bool = False
+    """Someone waits for the legs' end."""
+
+    def __post_init__(self) -> None:
+        self.legs.listen(self._hear, self.client.room)
 
     def open(self) -> None:
         """Opens all legs of the route; waits for none. Raises RouteBroke if a stage has just left."""
@@ -92,23 +64,21 @@ class Conductor:
         self._perform(self.handoff.open(legs, local_prefill=self.route.prefill is None))
 
     async def until_answered(self) -> None:
-        """Returns once the answer is complete. Raises RouteBroke, or the KvrelayError that ends the request."""
+        """Writes to the client until the answer is complete. Raises RouteBroke, or the KvrelayError that ends it."""
         while not self.answer.finished:
-            await self.client.room()
-            await self._step()
+            await self.client.flush()
+            await self._news()
         self.cut_if_singular()
 
     async def settle(self) -> None:
         """Returns once no leg has anything to do."""
-        while not self.handoff.over:
-            await self._step()
+        await self._part(lambda: self.handoff.over)
 
     async def drain(self) -> str:
         """As settle, for main decode without a client; -> "drained", "lost" or "cut"."""
-        while not self.handoff.over:
-            if self.cut_if_singular():
-                return "cut"
-            await self._step()
+        await self._part(lambda: self.handoff.over or self.cut_if_singular())
+        if self.cut:
+            return "cut"
         return "lost" if self._lost else "drained"
 
     async def aclose(self) -> None:
@@ -130,18 +100,37 @@ class Conductor:
         self.metrics.singular_saved_bytes.inc(rest.bytes)
         return True
 
-    async def _step(self) -> None:
-        event = await self.legs.next()
-        before = self.answer.count
-        todo = self._on(event)
-        self._show(self.answer.count > before)  # first of all: the client waits for nothing of what follows
-        if self.answer.count > before:
-            self._accepted(self.answer.count - before)
-        if todo:
-            self._perform(todo)
-            self._show(False)
+    async def _part(self, over: Callable[[], bool]) -> None:
+        self._parting = True
+        while not over():
+            await self._news()
 
-    def _show(self, grown: bool) -> None:
+    async def _news(self) -> None:
+        """Returns once there is something to do. Raises what an event has led to."""
+        await self.client.bell.rung()
+        if self._error is not None:
+            raise self._error
+
+    def _hear(self, event: Event) -> None:
+        """One event, at once: nothing is awaited, so each is over before the next."""
+        if self._error is not None:
+            return
+        before = self.answer.count
+        try:
+            todo = self._on(event)
+            grown = self.answer.count - before
+            self._show(grown)  # first of all: the client waits for nothing of what follows
+            if grown:
+                self._accepted(grown)
+            if todo:
+                self._perform(todo)
+                self._show(0)
+        except Exception as error:  # it is the request's, not that of the task that happened to read the message
+            self._error = error
+        if self._parting or self._error is not None or self.answer.finished:
+            self.client.wake()
+
+    def _show(self, grown: int) -> None:
         """Wakes the client's writer if there is more that it may write."""
         if grown or self.client.shown != self.handoff.shown:
             self.client.shown = self.handoff.shown
@@ -153,7 +142,7 @@ class Conductor:
         gap = self.record.tokens(source)
         self.metrics.accepted(source, tokens, gap)
         if gap is None:
-            self.metrics.ttft.labels(self.route.pipeline).observe(self.record.ttft_s or 0.0)
+            self.metrics.first_token(self.route.pipeline, self.record.ttft_s or 0.0)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -238,72 +227,3 @@ class Conductor:
         if not self.answer.count:
             return [actions.Count("prefill_lost"), *self.handoff.prefill_lost((), error)]
         return self.handoff.prefill_lost(self.feeder.fed_by[event.number], error)
-
-    # --- actions -----------------------------------------------------------------------------------------------------
-
-    def _perform(self, todo: Sequence[actions.Action]) -> None:
-        for action in todo:
-            match action:
-                case actions.SendResume(leg, first_index, ids):
-                    resume = decode_pb2.Resume(first_index=first_index, ids=ids)
-                    self.legs.send(leg, decode_pb2.DecodeRequest(resume=resume))
-                    if self.feeder.decode[leg].stage.description.role is Role.RELAY:
-                        self.legs.later(self.patience.relay_ready_s, RelayLate(leg))
-                case actions.SendExtend(leg, first_index, ids, final):
-                    extend = decode_pb2.Extend(first_index=first_index, ids=ids, final=final)
-                    self.legs.send(leg, decode_pb2.DecodeRequest(extend=extend))
-                case actions.SendStop(leg):
-                    self.legs.send(leg, decode_pb2.DecodeRequest(stop=decode_pb2.Stop()))
-                    self.legs.close_after(leg, self.patience.stop_grace_s)
-                case actions.CloseLeg(leg, failed):
-                    self.legs.close(leg)
-                    if failed:
-                        self.failed(self.feeder.decode[leg].stage)
-                case actions.Feed(role, why, whole):
-                    self._feed(role, why, whole)
-                case actions.Count(reason):
-                    self._count(reason)
-                case actions.Mark(name):
-                    self.record.mark(name)
-                case actions.AwaitToken(leg):
-                    self.legs.later(self.patience.turn_wait_s, TurnDue(leg))
-                case actions.Replan(error):
-                    if isinstance(error, InvalidRequest | Unsupported):
-                        raise error
-                    raise RouteBroke(error)
-                case actions.Wait(error):
-                    self.legs.later(self.patience.rejoin_wait_s, WaitedLongEnough(error))
-                case actions.Fail(error):
-                    raise error
-
-    def _feed(self, role: Role, why: str, whole: bool) -> None:
-        if not self.handoff.vacant(role):
-            return
-        local_before = self.feeder.local_prefills
-        try:
-            number = self.feeder.feed(role, whole=whole)
-        except NoStage as error:
-            log.info("no leg for %s (%s): %s", role, why, error)
-            if role in self._full:
-                self._feed_later(role, why, whole)
-            else:
-                self._perform(self.handoff.unfed(role, self._refusal or error))
-            return
-        if self.feeder.local_prefills > local_before:
-            self._count("local_prefill")
-        self._count(f"fed_{role}_again")
-        self._perform(self.handoff.fed(role, number))
-
-    def _feed_later(self, role: Role, why: str, whole: bool) -> None:
-        """No other stage has room: whoever was full is asked again after the time it gave."""
-        stage, self._refusal = self._full.pop(role)
-        self.forgive(stage)
-        self._count(f"{role}_full")
-        self.legs.later(self._refusal.retry_after_s, FeedDue(role, why, whole))
-
-    def _count(self, reason: str) -> None:
-        self.fallback(reason)
-        if reason == "relay_skipped":
-            self.metrics.relay_skipped.inc()
-        elif reason == "relay_paused":
-            self.metrics.relay_paused.inc()

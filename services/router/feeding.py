@@ -1,6 +1,6 @@
 """Opening a request's legs: which stage, with what message, fed by whom. Remembers who is who; decides no hand-off."""
 
-import uuid
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +50,8 @@ class Feeder:
         self._max_feeds = max_feeds
         self._feeds = dict.fromkeys(Role, 0)
         self._sampling = sampling_to_proto(ask.sampling)
-        self._opening: decode_pb2.OpenLeg | None = None
+        self._prompt_ids: Sequence[int] = ask.prompt_ids
+        self._hashes: Sequence[bytes] = ask.hashes
         self.decode: dict[int, OpenedLeg] = {}
         """Decode leg -> what it is."""
         self.prefill: dict[int, StageView] = {}
@@ -97,15 +98,15 @@ class Feeder:
 
         prefill None: the stages compute their KV themselves. Raises StageFailed before any stream is opened.
         """
-        channels = [self._fleet.channel(stage.description) for stage in stages]
+        links = [self._fleet.link(stage.description) for stage in stages]
         openings = [self._message(stage, local=prefill is None, whole=whole) for stage in stages]
         stream = self._prefill(prefill, stages, openings, kv_only=kv_only) if prefill is not None else None
         legs = []
-        for stage, channel, opening in zip(stages, channels, openings, strict=True):
-            number = self._legs.decode(channel, stage.instance_id, opening)
+        for stage, link, opening in zip(stages, links, openings, strict=True):
+            number = self._legs.decode(link.open_decode, stage.instance_id, opening)
             site = (prefill or stage).description.site
             leg = self.decode[number] = OpenedLeg(number, stage, opening.transfer_id, site)
-            self._fleet.sent(stage.description, len(self._ask.prompt_ids) if prefill is None else 0)
+            link.sent(len(self._ask.prompt_ids) if prefill is None else 0)
             legs.append(leg)
         if stream is not None:
             self.fed_by[stream] = tuple(leg.number for leg in legs)
@@ -113,19 +114,18 @@ class Feeder:
 
     def _message(self, stage: StageView, *, local: bool, whole: bool) -> decode_pb2.OpenLeg:
         ask, description = self._ask, stage.description
-        if self._opening is None:  # copied for each leg: a long prompt is read from Python's integers once
-            self._opening = decode_pb2.OpenLeg(
-                request_id=ask.request_id,
-                prompt_ids=ask.prompt_ids,
-                sampling=self._sampling,
-                cache_salt=ask.cache_salt,
-                block_hashes=ask.hashes,
-            )
-        message = decode_pb2.OpenLeg()
-        message.CopyFrom(self._opening)
-        message.transfer_id = "" if local else uuid.uuid4().hex
-        message.epoch = description.epoch
-        message.local_prefill = local
+        message = decode_pb2.OpenLeg(
+            request_id=ask.request_id,
+            transfer_id="" if local else secrets.token_hex(16),
+            prompt_ids=self._prompt_ids,
+            sampling=self._sampling,
+            cache_salt=ask.cache_salt,
+            epoch=description.epoch,
+            local_prefill=local,
+            block_hashes=self._hashes,
+        )
+        # Copied from here on: a long prompt is read from Python's objects once.
+        self._prompt_ids, self._hashes = message.prompt_ids, message.block_hashes
         if description.role is Role.RELAY:
             budget = ask.sampling.max_tokens
             message.output_budget = budget if whole else min(budget, self._limits.relay_budget)
@@ -152,18 +152,18 @@ class Feeder:
         ]
         request = prefill_pb2.PrefillRequest(
             request_id=ask.request_id,
-            prompt_ids=ask.prompt_ids,
+            prompt_ids=self._prompt_ids,
             sampling=self._sampling,
             targets=[kv_target_to_proto(target) for target in targets],
             cache_salt=ask.cache_salt,
             epoch=description.epoch,
             kv_only=kv_only,
         )
-        number = self._legs.prefill(self._fleet.channel(description), description.instance_id, request)
+        link = self._fleet.link(description)
+        number = self._legs.prefill(link.open_prefill, description.instance_id, request)
         self.prefill[number] = stage
         hit = estimate.usable_hit(self._asked, stage, samples=not kv_only)
-        self._fleet.sent(description, len(ask.prompt_ids) - hit)
+        link.sent(len(ask.prompt_ids) - hit)
         for receiver in receivers:
-            size = estimate.crossing_bytes(self._asked, receiver)
-            self._fleet.crosses(description, receiver.description, size)
+            link.crosses(receiver.instance_id, estimate.crossing_bytes(self._asked, receiver))
         return number

@@ -6,8 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-import grpc
-
 from kvrelay.errors import NoStage
 from kvrelay.types import LayoutFingerprint, Role, StageDescription, StageLoad
 from services.router.discovery import Instances, addresses
@@ -31,6 +29,9 @@ class Fleet:
         self._watchers: set[Callable[[], None]] = set()
         self._restarted: list[Callable[[str], None]] = []
         self._epochs: dict[str, int] = {}
+        self._live: tuple[StageDescription, ...] | None = None
+        """None: to be made anew, with what is behind each."""
+        self._by_incarnation: dict[tuple[str, int], StageLink] = {}
 
     # --- what requests ask -------------------------------------------------------------------------------------------
 
@@ -49,9 +50,13 @@ class Fleet:
         now = time.monotonic()
         return {link.address: link.why_not(now) for link in self._links.values() if link.description is None}
 
-    def live(self) -> list[StageDescription]:
-        """Accepted stages whose load stream is open."""
-        return [link.description for link in self._links.values() if link.live and link.description is not None]
+    def live(self) -> tuple[StageDescription, ...]:
+        """Accepted stages whose load stream is open; the same object until one joins or leaves."""
+        if self._live is None:
+            links = [link for link in self._links.values() if link.live]
+            self._live = tuple(link.description for link in links if link.description is not None)
+            self._by_incarnation = {(s.instance_id, s.epoch): link for s, link in zip(self._live, links, strict=True)}
+        return self._live
 
     def example(self) -> StageDescription:
         """Any live stage: they all agree about vocabulary, layout and end-of-sequence ids. Raises NoStage."""
@@ -66,23 +71,12 @@ class Fleet:
         """Of all live stages. Raises NoStage."""
         return self.example().layout
 
-    @property
-    def max_model_tokens(self) -> int:
-        """Prompt + output that every live stage can serve. Raises NoStage."""
-        self.example()
-        return min(stage.max_model_tokens for stage in self.live())
-
-    def channel(self, stage: StageDescription) -> grpc.aio.Channel:
-        """Where to open its Decode and Prefill streams. Raises StageFailed if this incarnation has left."""
-        return self._link(stage).tokens
-
-    def sent(self, stage: StageDescription, tokens: int) -> None:
-        """A request with so many uncached tokens was sent there."""
-        self._link(stage).sent(tokens)
-
-    def crosses(self, sender: StageDescription, receiver: StageDescription, size: int) -> None:
-        """`sender` was asked to push so many bytes to `receiver`."""
-        self._link(sender).crosses(receiver.instance_id, size)
+    def link(self, stage: StageDescription) -> StageLink:
+        """Where its streams are opened, and what was sent there is counted. StageFailed: this incarnation has left."""
+        link = self._find(stage)
+        if link is None:
+            raise gone(f"{stage.instance_id} (epoch {stage.epoch})")
+        return link
 
     def fresh_load(self, stage: StageDescription, at_most_s: float) -> StageLoad | None:
         """Its last report, if it is no older than that."""
@@ -140,23 +134,17 @@ class Fleet:
         """Hangs up on all stages."""
         await self._tasks.aclose()
         self._links.clear()
+        self._live = None
 
     def start_finding(self, static: Sequence[str], instances: Instances | None, interval_s: float) -> None:
         """keep_finding as a task of the fleet's own."""
         self._tasks.start(self.keep_finding(static, instances, interval_s), "discovery")
 
-    def _link(self, stage: StageDescription) -> StageLink:
-        link = self._find(stage)
-        if link is None:
-            raise gone(f"{stage.instance_id} (epoch {stage.epoch})")
-        return link
-
     def _find(self, stage: StageDescription) -> StageLink | None:
-        live = [link for link in self._links.values() if link.live]
-        for link in live:  # nearly always the very object; comparing all fields of each would cost more than the plan
-            if link.description is stage:
-                return link
-        return next((link for link in live if link.description == stage), None)
+        self.live()
+        link = self._by_incarnation.get((stage.instance_id, stage.epoch))
+        # nearly always the very object: comparing all fields would cost as much as the plan
+        return link if link is not None and (link.description is stage or link.description == stage) else None
 
     def _admit(self, asking: StageLink, stage: StageDescription) -> str | None:
         return refusal(stage, self._tokenizer, self._others(asking))
@@ -167,6 +155,7 @@ class Fleet:
                 yield link.description
 
     def _changed(self, link: StageLink) -> None:
+        self._live = None
         stage = link.description
         if link.live and stage is not None:
             if self._epochs.get(stage.instance_id, stage.epoch) != stage.epoch:

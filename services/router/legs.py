@@ -1,34 +1,38 @@
 """A request's child streams: opened here, and closed here whatever happens. Moves messages; decides nothing."""
 
 import asyncio
+import contextvars
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import grpc
 
 from kvrelay.errors import KvrelayError, StageFailed
-from kvrelay.proto.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from kvrelay.proto.v1 import decode_pb2, prefill_pb2
 from kvrelay.rpc.status import broke_while_writing, from_rpc_error
 from kvrelay.types import Role
-from services.router.tasks import OwnedTasks
+from services.router.tasks import Bell, OwnedTasks
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", covariant=True)
 
 
-class _Call(Protocol[M]):
+class Call(Protocol[M]):
     """The part of a gRPC call that is used here."""
 
     def __aiter__(self) -> AsyncIterator[M]: ...
     def cancel(self) -> bool: ...
 
 
-_INBOX = 64
-"""Messages of one request that wait for the router; beyond it gRPC's flow control slows the stages."""
+OpenDecode = Callable[[AsyncIterator[decode_pb2.DecodeRequest]], Call[decode_pb2.DecodeEvent]]
+"""A stub's Decode."""
+OpenPrefill = Callable[[prefill_pb2.PrefillRequest], Call[prefill_pb2.PrefillEvent]]
+"""A stub's Prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +104,29 @@ _REOPENINGS = 4
 class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
     """What is to be written on a stream, in order; never blocks whoever fills it."""
 
-    def __init__(self, messages: Sequence[decode_pb2.DecodeRequest]) -> None:
-        self._messages: asyncio.Queue[decode_pb2.DecodeRequest | None] = asyncio.Queue()
-        self._again: list[decode_pb2.DecodeRequest] | None = []
-        for message in messages:
-            self.put(message)
+    def __init__(self, messages: Iterable[decode_pb2.DecodeRequest]) -> None:
+        self._messages: deque[decode_pb2.DecodeRequest] = deque(messages)
+        self._again: list[decode_pb2.DecodeRequest] | None = [*self._messages]
+        self._bell = Bell()
+        self._ended = False
 
     async def __anext__(self) -> decode_pb2.DecodeRequest:
         try:
-            message = await self._messages.get()
+            while not self._messages:
+                if self._ended:
+                    raise StopAsyncIteration
+                await self._bell.rung()
         except asyncio.CancelledError:
             # By grpc.aio, whose call is over; it would format a traceback of this, for nobody, at each closed leg.
             raise StopAsyncIteration from None
-        if message is None:
-            raise StopAsyncIteration
-        return message
+        return self._messages.popleft()
 
     def put(self, message: decode_pb2.DecodeRequest) -> None:
         """Queues a message."""
         if self._again is not None:
             self._again.append(message)
-        self._messages.put_nowait(message)
+        self._messages.append(message)
+        self._bell.ring()
 
     def heard(self) -> None:
         """The stage has taken the leg in: it will not be opened again."""
@@ -132,20 +138,27 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
 
     def end(self) -> None:
         """gRPC's writer of a call that is over would wait for ever."""
-        self._messages.put_nowait(None)
+        self._ended = True
+        self._bell.ring()
+
+
+def _deaf(event: Event) -> None:
+    raise AssertionError(f"nobody listens to {event}")
 
 
 class Legs:
-    """The streams of one attempt, numbered in the order of opening. One reader takes `events()`."""
+    """The streams of one attempt, numbered in the order of opening. One listener hears all of them, event by event."""
 
     def __init__(self, opened: set["Legs"] | None = None) -> None:
         """It is in `opened` until it is closed."""
         self._opened = set() if opened is None else opened
         self._opened.add(self)
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue(_INBOX)
+        self._hear: Callable[[Event], None] = _deaf
+        self._room: Callable[[], Awaitable[object] | None] = lambda: None
+        self._context = contextvars.copy_context()
         self._numbers = itertools.count(1)
         self._tasks = OwnedTasks()
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: list[asyncio.Handle] = []
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._outboxes: dict[int, _Outbox] = {}
         self._at_close: list[Callable[[], None]] = []
@@ -153,19 +166,23 @@ class Legs:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def decode(self, channel: grpc.aio.Channel, peer: str, first: decode_pb2.OpenLeg) -> int:
+    def listen(self, hear: Callable[[Event], None], room: Callable[[], Awaitable[object] | None]) -> None:
+        """`hear` gets every event, in order of arrival; it must not raise. `room()` is awaited, if it returns
+        something, before a stream is read on: flow control then slows its stage.
+        """
+        self._hear, self._room = hear, room
+
+    def decode(self, opening: OpenDecode, peer: str, first: decode_pb2.OpenLeg) -> int:
         """Opens a decode leg; -> its number. Waits for nothing: failures come as events."""
         number = next(self._numbers)
         self._outboxes[number] = _Outbox([decode_pb2.DecodeRequest(open=first)])
-        stub = decode_pb2_grpc.DecodeServiceStub(channel)
-        self._streams[number] = self._tasks.start(self._keep_decode(number, peer, stub), f"leg {number} at {peer}")
+        self._streams[number] = self._tasks.start(self._keep_decode(number, peer, opening), f"leg {number} at {peer}")
         return number
 
-    def prefill(self, channel: grpc.aio.Channel, peer: str, request: prefill_pb2.PrefillRequest) -> int:
+    def prefill(self, opening: OpenPrefill, peer: str, request: prefill_pb2.PrefillRequest) -> int:
         """Opens a prefill stream; -> its number."""
         number = next(self._numbers)
-        stub = prefill_pb2_grpc.PrefillServiceStub(channel)
-        keeping = self._keep_prefill(number, peer, stub, request)
+        keeping = self._keep_prefill(number, peer, opening, request)
         self._streams[number] = self._tasks.start(keeping, f"prefill {number} at {peer}")
         return number
 
@@ -184,7 +201,7 @@ class Legs:
         return number in self._streams
 
     def close(self, number: int) -> None:
-        """Closes one stream: its stage releases everything. No event of it comes from now on but those already read."""
+        """Closes one stream: its stage releases everything. No event of it comes from now on."""
         self._outboxes.pop(number, None)
         task = self._streams.pop(number, None)
         if task is not None:
@@ -196,18 +213,11 @@ class Legs:
 
     def later(self, seconds: float, event: Event) -> None:
         """Delivers an event after a time."""
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, self.tell, event))
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, self._hear, event))
 
     def tell(self, event: Event) -> None:
-        """Delivers an event now."""
-        try:
-            self._inbox.put_nowait(event)
-        except asyncio.QueueFull:
-            self._tasks.start(self._inbox.put(event), f"tell {event}")
-
-    async def next(self) -> Event:
-        """The next event, in order of arrival."""
-        return await self._inbox.get()
+        """Delivers an event in the next tick, as the request's own: its log lines have the request's id."""
+        self._timers.append(asyncio.get_running_loop().call_soon(self._hear, event, context=self._context))
 
     async def aclose(self) -> None:
         """Closes every stream. Idempotent."""
@@ -225,16 +235,11 @@ class Legs:
     # Calls are opened inside their tasks: a task that is cancelled before its first step must leave no call behind.
 
     async def _keep_prefill(
-        self,
-        number: int,
-        peer: str,
-        stub: "prefill_pb2_grpc.PrefillServiceAsyncStub",
-        request: prefill_pb2.PrefillRequest,
+        self, number: int, peer: str, opening: OpenPrefill, request: prefill_pb2.PrefillRequest
     ) -> None:
-        call = stub.Prefill(request)
-        await self._over(number, await self._read(number, peer, call, lambda event: FromPrefill(number, event)))
+        self._over(number, await self._read(number, peer, opening(request), FromPrefill))
 
-    async def _keep_decode(self, number: int, peer: str, stub: "decode_pb2_grpc.DecodeServiceAsyncStub") -> None:
+    async def _keep_decode(self, number: int, peer: str, opening: OpenDecode) -> None:
         """One leg's stream; another one in its place if its status was lost before the stage had said anything.
 
         A stage that refuses a leg ends its stream; if a Resume is being written just then, grpc.aio loses the status,
@@ -242,29 +247,32 @@ class Legs:
         """
         for reopenings in itertools.count():
             outbox = self._outboxes[number]
-
-            def wrap(event: decode_pb2.DecodeEvent, outbox: _Outbox = outbox) -> Event:
-                outbox.heard()
-                return FromDecode(number, event)
-
             try:
-                return await self._over(number, await self._read(number, peer, stub.Decode(outbox), wrap))
+                return self._over(number, await self._read(number, peer, opening(outbox), FromDecode, outbox))
             except grpc.aio.AioRpcError as error:
                 again = outbox.reopened() if reopenings < _REOPENINGS else None
                 if again is None or number not in self._streams:
-                    return await self._over(number, from_rpc_error(error, peer))
+                    return self._over(number, from_rpc_error(error, peer))
                 self._outboxes[number] = again
                 log.info("%s ended its stream while it was written to: asking again", peer)
             finally:
                 outbox.end()
 
-    async def _read(self, number: int, peer: str, call: _Call[M], wrap: Callable[[M], Event]) -> KvrelayError | None:
+    async def _read(
+        self, number: int, peer: str, call: Call[M], wrap: Callable[[int, M], Event], outbox: _Outbox | None = None
+    ) -> KvrelayError | None:
         """Passes messages on; -> why the stream is over, None if by its own will. Raises only a lost status."""
         try:
             async for message in call:
-                await self._inbox.put(wrap(message))
+                if number not in self._streams:  # closed by what it said before
+                    break
+                if outbox is not None:
+                    outbox.heard()
+                self._hear(wrap(number, message))
+                if (full := self._room()) is not None:
+                    await full
         except grpc.aio.AioRpcError as error:
-            if broke_while_writing(error):
+            if outbox is not None and broke_while_writing(error):
                 raise
             return from_rpc_error(error, peer)
         except asyncio.CancelledError:
@@ -275,8 +283,7 @@ class Legs:
             call.cancel()
         return None
 
-    async def _over(self, number: int, error: KvrelayError | None) -> None:
-        if number in self._streams:
-            await self._inbox.put(Ended(number, error))
-            self._streams.pop(number, None)
-            self._outboxes.pop(number, None)
+    def _over(self, number: int, error: KvrelayError | None) -> None:
+        self._outboxes.pop(number, None)
+        if self._streams.pop(number, None) is not None:
+            self._hear(Ended(number, error))

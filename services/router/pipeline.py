@@ -1,32 +1,30 @@
 """One request's life, in order. Each step has a room: input, prefixes, policies, feeding, handoff, client, drain."""
 
-import asyncio
-
 from kvrelay.proto.v1 import router_pb2
 from kvrelay.telemetry.logging import bind_request_id
 from kvrelay.types import FinishReason
 from services.router.client import ClientStream, Write
-from services.router.conductor import Conductor, RouteBroke
+from services.router.conductor import Conductor
+from services.router.performing import RouteBroke
 from services.router.report import Record
 from services.router.rooms import Rooms
 from services.router.run import Run
 
 
 async def serve(rooms: Rooms, request: router_pb2.GenerateRequest, write: Write) -> FinishReason:
-    """From the client's message to its last one. Raises the KvrelayError that the client shall see, perhaps grouped.
+    """From the client's message to its last one. Raises the KvrelayError that the client shall see.
 
     Whatever happens, every leg is closed on the way out, except those that the drain group has taken over.
     """
     record = Record()
-    async with rooms.admission.place():
+    async with rooms.admission:
         ask = await rooms.reader.read(request, rooms.served())  # prompt ids, a seed, limits
         bind_request_id(ask.request_id)
         question = await rooms.question(ask)  # what each cache holds of it
-        async with Run(rooms, ask, record, question) as run, asyncio.TaskGroup() as tasks:
+        async with Run(rooms, ask, record, question) as run:
             client = ClientStream(write, run.answer, rooms.settings.client_backlog_tokens)
-            tasks.create_task(client.run())
             conductor = await answered(run, client)
-            client.complete(run.completed(conductor))
+            await client.complete(run.completed(conductor))
             await run.part_with(conductor)  # the client's end is not main decode's end
             return run.reason
 

@@ -44,9 +44,9 @@ class Prefixes:
             if stage is not None and stage.description.prefix_cache:
                 self._memory.record(stage.instance_id, ask.hashes)
 
-    def remember_answer(self, ask: Ask, main: str, output_ids: Sequence[int], root: bytes, block_tokens: int) -> None:
+    def remember_answer(self, ask: Ask, main: str, output_ids: Sequence[int], block_tokens: int) -> None:
         """Main decode holds the answer too: the next turn of a chat begins with both."""
-        parent = ask.hashes[-1] if ask.hashes else root
+        parent = ask.hashes[-1] if ask.hashes else ask.root
         tail = [*ask.prompt_ids[len(ask.hashes) * block_tokens :], *output_ids]
         self._memory.record(main, [*ask.hashes, *block_hashes(parent, tail, block_tokens)])
 

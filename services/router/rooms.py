@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from kvrelay.kvcache.hashing import root_hash
 from kvrelay.telemetry.metrics import RouterMetrics
 from kvrelay.text.tokenizer import Tokenizer
-from kvrelay.types import HandoffMode
+from kvrelay.types import HandoffMode, StageDescription
 from services.router.admission import Admission
 from services.router.config import RouterSettings
 from services.router.drain import DrainGroup
@@ -45,17 +46,23 @@ class Rooms:
     tally: Tally
     open_legs: set[Legs] = field(default_factory=set)
     """Of every attempt that has not closed its streams."""
+    _served: tuple[tuple[StageDescription, ...], Served] | None = None
+    """Whose it is, and it."""
 
     def served(self) -> Served:
         """What the fleet serves now. Raises NoStage if no stage is registered."""
-        example = self.fleet.example()
-        return Served(
-            models=frozenset({self.settings.model, *(stage.model for stage in self.fleet.live())}),
-            vocab_size=example.vocab_size,
-            max_model_tokens=self.fleet.max_model_tokens,
-            eos_token_ids=example.eos_token_ids,
-            layout=example.layout,
-        )
+        example, live = self.fleet.example(), self.fleet.live()
+        if self._served is None or self._served[0] is not live:
+            served = Served(
+                models=frozenset({self.settings.model, *(stage.model for stage in live)}),
+                vocab_size=example.vocab_size,
+                max_model_tokens=min(stage.max_model_tokens for stage in live),
+                eos_token_ids=example.eos_token_ids,
+                layout=example.layout,
+                root=root_hash(example.layout),
+            )
+            self._served = live, served
+        return self._served[1]
 
     async def question(self, ask: Ask) -> Question:
         """Looks the prompt up once; the planner's question about this moment. Raises NoStage."""

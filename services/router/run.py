@@ -7,19 +7,19 @@ from types import TracebackType
 from typing import Self
 
 from kvrelay.errors import KvrelayError, NoStage, Overloaded
-from kvrelay.kvcache.hashing import root_hash
 from kvrelay.proto.v1 import router_pb2
 from kvrelay.rpc.convert import finish_reason_to_proto
 from kvrelay.text.stream import TextStream
 from kvrelay.types import FinishReason, Pipeline, Role, Source
 from services.router.answer import Answer
 from services.router.client import ClientStream
-from services.router.conductor import Conductor, Patience, RouteBroke
+from services.router.conductor import Conductor
 from services.router.feeding import Feeder
 from services.router.fence import HandoffRules
 from services.router.handoff import Handoff
 from services.router.input import Ask
 from services.router.legs import FleetChanged, Legs
+from services.router.performing import Patience, RouteBroke
 from services.router.pushes import Pushes
 from services.router.report import Record, route_to_proto
 from services.router.rooms import Rooms
@@ -63,7 +63,7 @@ class Run:
         return self.answer.reason
 
     def plan(self, client: ClientStream) -> Conductor:
-        """Freezes a route; tells the client of the first one. Raises NoStage, or Overloaded if that is why."""
+        """Freezes a route; the client will be told of the first one. Raises NoStage, or Overloaded if that is why."""
         self._attempts += 1
         try:
             question = self._question if self._attempts == 1 else self._now()
@@ -73,18 +73,11 @@ class Run:
                 raise self._last_error from None
             raise
         self._record.mark("planned")
-        self._rooms.prefixes.remember(self._ask, route)
         if self._planned is None:
             self._planned = route
-            self._count_plan(route)
-            started = router_pb2.Started(
-                request_id=self._ask.request_id,
-                seed=self._ask.sampling.seed,
-                prompt_tokens=len(self._ask.prompt_ids),
-                route=route_to_proto(route),
-            )
-            client.start(started)
-        log.info("route: %s (%s)", route.pipeline, route.reason)
+            client.start(lambda: self._started(route))
+        else:
+            self._note(route)
         self._conductor = self._conducting(route, client)
         return self._conductor
 
@@ -117,13 +110,28 @@ class Run:
         draining = conductor.handoff.draining and not conductor.cut
         if draining and self._rooms.drains.adopt(conductor):
             self._conductor = None
-        elif not conductor.handoff.draining:
+        elif not conductor.handoff.draining and not conductor.handoff.over:
             try:
                 async with asyncio.timeout(_SETTLE_S):
                     await conductor.settle()
             except TimeoutError:
                 log.info("a stage did not say Finished after its last token")
         await self._close()
+
+    def _started(self, route: Route) -> router_pb2.Started:
+        """The client's first message. Asked for once the legs are being opened: nothing here may delay them."""
+        self._note(route)
+        self._count_plan(route)
+        return router_pb2.Started(
+            request_id=self._ask.request_id,
+            seed=self._ask.sampling.seed,
+            prompt_tokens=len(self._ask.prompt_ids),
+            route=route_to_proto(route),
+        )
+
+    def _note(self, route: Route) -> None:
+        self._rooms.prefixes.remember(self._ask, route)
+        log.info("route: %s (%s)", route.pipeline, route.reason)
 
     async def _close(self) -> None:
         conductor, self._conductor = self._conductor, None
@@ -229,7 +237,7 @@ class Run:
 
     def _observe(self, conductor: Conductor, ended: Pipeline) -> None:
         metrics, record, handoff = self._rooms.metrics, self._record, conductor.handoff.report
-        metrics.e2e.labels(ended).observe(record.elapsed_s)
+        metrics.answered(ended, record.elapsed_s)
         metrics.max_gap.observe(record.max_gap_s)
         metrics.relay_dropped.inc(handoff.relay_dropped)
         metrics.hits(
@@ -244,8 +252,6 @@ class Run:
                 metrics.handoff_stall.labels(handoff.mode).observe(record.stall_s)
         mains = [leg.stage for leg in conductor.feeder.decode.values() if leg.stage.description.role is Role.MAIN]
         if mains and not conductor.cut and mains[-1].description.prefix_cache:
-            layout = mains[-1].description.layout
-            root = root_hash(layout, self._ask.cache_salt)
             # KV of the last id is computed by the step that would follow.
-            known = self.answer.ids[:-1]
-            self._rooms.prefixes.remember_answer(self._ask, mains[-1].instance_id, known, root, layout.block_tokens)
+            known, block_tokens = self.answer.ids[:-1], mains[-1].description.layout.block_tokens
+            self._rooms.prefixes.remember_answer(self._ask, mains[-1].instance_id, known, block_tokens)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.errors import KvrelayError, StageFailed
-from kvrelay.proto.v1 import stage_pb2, stage_pb2_grpc
+from kvrelay.proto.v1 import decode_pb2_grpc, prefill_pb2_grpc, stage_pb2, stage_pb2_grpc
 from kvrelay.rpc.channels import Purpose, open_channel
 from kvrelay.rpc.convert import description_from_proto, load_from_proto
 from kvrelay.rpc.status import from_rpc_error
 from kvrelay.types import StageDescription, StageLoad
+from services.router.legs import OpenDecode, OpenPrefill
 from services.router.route import StageView
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,9 @@ class StageLink:
         changed: Callable[["StageLink"], None],
     ) -> None:
         self.address = address
-        self.tokens = open_channel(address, Purpose.TOKENS)
-        """For Decode and Prefill streams."""
+        self._tokens = open_channel(address, Purpose.TOKENS)
+        self.open_decode: OpenDecode = decode_pb2_grpc.DecodeServiceStub(self._tokens).Decode
+        self.open_prefill: OpenPrefill = prefill_pb2_grpc.PrefillServiceStub(self._tokens).Prefill
         self.description: StageDescription | None = None
         """As last told; it may be refused or gone, see `why_not`."""
         self.live = False
@@ -77,7 +79,7 @@ class StageLink:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._settings.redial_max_s)
         finally:
-            await self.tokens.close()
+            await self._tokens.close()
 
     def view(self, now: float) -> StageView | None:
         """None: it has never said who it is."""

@@ -35,3 +35,29 @@ class OwnedTasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task %s failed", task.get_name(), exc_info=error)
+
+
+class Bell:
+    """Wakes the one task that waits for it; a ring that nobody waited for is kept. Cheaper than an asyncio.Event."""
+
+    __slots__ = ("_rang", "_waiter")
+
+    def __init__(self) -> None:
+        self._rang = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        """Something has happened."""
+        self._rang = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def rung(self) -> None:
+        """Returns once it has rung since the last time."""
+        if not self._rang:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._rang = False

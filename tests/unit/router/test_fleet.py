@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
+from kvrelay.errors import StageFailed
 from kvrelay.proto.v1 import router_pb2
 from kvrelay.types import Role
 from services.router.discovery import resolve
@@ -37,9 +38,15 @@ async def test_a_stage_leaves_and_comes_back_at_the_same_address_with_a_new_epoc
         address = stage.description.address
         fleet.add(address)
         await until(lambda: ("m9", 1) in usable(fleet))
+        first = next(one for one in fleet.live() if one.instance_id == "m9")
+        assert fleet.live() is fleet.live()
+        assert fleet.link(first).address == address
         await late.aclose()
         await until(lambda: ("m9", 1) not in usable(fleet))
         assert why_not(fleet, "m9")
+        assert first not in fleet.live()
+        with pytest.raises(StageFailed, match="m9 .epoch 1. has left"):
+            fleet.link(first)
         forgotten: list[str] = []
         fleet.on_restart(forgotten.append)
         await own.enter_async_context(fake_stage(Role.MAIN, "m9", listen=address, epoch=2))

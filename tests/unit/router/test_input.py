@@ -9,7 +9,7 @@ from kvrelay.text.tokenizer import load_tokenizer
 from services.router.input import Reader, Served
 from tests.fakes_stages import LAYOUT
 
-SERVED = Served(frozenset({"tiny"}), 264, 100, (257,), LAYOUT)
+SERVED = Served(frozenset({"tiny"}), 264, 100, (257,), LAYOUT, root_hash(LAYOUT))
 
 
 def reader() -> Reader:
@@ -86,7 +86,7 @@ async def test_another_salt_gives_other_block_hashes() -> None:
 
 
 async def test_long_text_is_tokenized_off_the_loop_with_the_same_result() -> None:
-    served = Served(frozenset({"tiny"}), 264, 10_000, (257,), LAYOUT)
+    served = Served(frozenset({"tiny"}), 264, 10_000, (257,), LAYOUT, root_hash(LAYOUT))
     text = "abcd" * 600
     long = await reader().read(Request(prompt=text), served)
     assert list(long.prompt_ids) == load_tokenizer("tiny").encode(text)

@@ -23,7 +23,7 @@ async def test_admission_queues_first_come_and_refuses_beyond_with_a_hint() -> N
     order: list[str] = []
 
     async def hold(name: str) -> None:
-        async with admission.place():
+        async with admission:
             order.append(name)
             await release.wait()
 
@@ -34,7 +34,7 @@ async def test_admission_queues_first_come_and_refuses_beyond_with_a_hint() -> N
         await asyncio.sleep(0)
         assert (admission.in_flight, admission.queued) == (1, 1)
         with pytest.raises(Overloaded) as caught:
-            async with admission.place():
+            async with admission:
                 pass
         assert caught.value.retry_after_s == 2.5
         assert refused == [1]
@@ -45,13 +45,13 @@ async def test_admission_queues_first_come_and_refuses_beyond_with_a_hint() -> N
 
 async def test_a_cancelled_waiter_leaves_the_queue() -> None:
     admission = Admission(1, 1, 1.0, lambda: None)
-    async with admission.place():
-        waiter = asyncio.ensure_future(admission.place().__aenter__())
+    async with admission:
+        waiter = asyncio.ensure_future(admission.__aenter__())
         await asyncio.sleep(0)
         waiter.cancel()
         await asyncio.gather(waiter, return_exceptions=True)
         assert admission.queued == 0
-    async with admission.place():
+    async with admission:
         assert admission.in_flight == 1
 
 
@@ -103,19 +103,23 @@ async def test_tokens_coalesce_while_the_client_is_slow_and_room_is_bounded() ->
 
     client = ClientStream(write, answer, 3)
     client.shown = True
+    client.start(router_pb2.Started)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.run())
-        client.start(router_pb2.Started())
+        writing = tasks.create_task(client.flush())
         await asyncio.sleep(0)
         for index in range(5):
+            assert index > 3 or client.room() is None
             answer.take(TokenRun(index, (index,)), Source.RELAY)
             client.wake()
+        room = client.room()
+        assert room is not None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await client.room()
+                await room
         gate.set()
-        await client.room()
-        client.complete(router_pb2.Completed())
+        await writing
+        assert client.room() is None
+        await client.complete(router_pb2.Completed())
     assert [reply.WhichOneof("reply") for reply in written] == ["started", "output", "completed"]
     assert list(written[1].output.tokens.ids) == [0, 1, 2, 3, 4]
 
@@ -128,14 +132,12 @@ async def test_nothing_is_written_before_it_may_be_shown() -> None:
         written.append(reply)
 
     client = ClientStream(write, answer, 3)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(client.run())
-        answer.take(TokenRun(0, (1,)), Source.PREFILL)
-        client.wake()
-        await asyncio.sleep(0.01)
-        assert written == []
-        client.shown = True
-        client.complete(router_pb2.Completed())
+    answer.take(TokenRun(0, (1,)), Source.PREFILL)
+    client.wake()
+    await client.flush()
+    assert written == []
+    client.shown = True
+    await client.complete(router_pb2.Completed())
     assert len(written) == 2
 
 
