@@ -1,7 +1,7 @@
 """The engine's one asyncio door: a thread that owns the engine. Knows threads and one event loop, no gRPC.
 
-Loop -> thread: commands in a SimpleQueue, which cannot lose a wake-up. Thread -> loop: one call_soon_threadsafe a round
-with all that happened. The thread sleeps in the queue when the engine has nothing to do.
+Loop -> thread: commands in a SimpleQueue, which cannot lose a wake-up. Thread -> loop: a call_soon_threadsafe with all
+that happened before the model ran, and one after it. The thread sleeps in the queue when the engine has nothing to do.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 
 from kvrelay.engine.changes import ChangeFeed
 from kvrelay.engine.config import EngineConfig, EngineLoad
-from kvrelay.engine.engine import Engine
-from kvrelay.engine.events import Event, Failed
+from kvrelay.engine.engine import Engine, Happened
+from kvrelay.engine.events import Failed
 from kvrelay.engine.handle import Command, SequenceHandle
 from kvrelay.engine.sequence import SequenceSpec
 from kvrelay.errors import KvrelayError, Overloaded, ProtocolViolation, StageFailed
@@ -32,7 +32,7 @@ T = TypeVar("T")
 class _Round:
     """What one round of the engine's thread has to tell the loop."""
 
-    events: list[tuple[str, Event]]
+    events: Happened
     changes: list[CacheChange]
     load: EngineLoad
 
@@ -182,12 +182,17 @@ class EngineDriver:
         self._tell(self._ended.set)
 
     def _round(self) -> bool:
-        """Commands, one step, what happened; False: time to end."""
+        """Commands, one step, what happened; False: time to end.
+
+        What needs no model is told before it runs: KV may be sent as soon as it has a place, whatever a step takes.
+        """
         engine = self._engine
         if not self._obey(wait=not engine.has_work()):
             return False
-        events = engine.step() if engine.has_work() else []
-        return self._tell(self._deliver, _Round(events, engine.take_cache_changes(), engine.load()))
+        return self._report(engine.step(self._report) if engine.has_work() else [])
+
+    def _report(self, events: Happened) -> bool:
+        return self._tell(self._deliver, _Round(events, self._engine.take_cache_changes(), self._engine.load()))
 
     def _obey(self, wait: bool) -> bool:
         """Runs the commands that have come, and waits for the first if asked to; False: time to end."""

@@ -6,6 +6,7 @@ A sequence's life: add -> waiting -> Admitted -> (loading -> commit) -> computed
 
 import itertools
 import time
+from collections.abc import Callable
 
 from kvrelay.engine.blocks import BlockBook
 from kvrelay.engine.config import EngineConfig, EngineLoad
@@ -23,6 +24,9 @@ from kvrelay.model.weights import LoadedModel
 from kvrelay.types import CacheChange, FinishReason, TokenRun
 
 __all__ = ["Engine", "EngineConfig", "EngineLoad"]
+
+Happened = list[tuple[str, Event]]
+"""(sequence, event), in order."""
 
 
 class Engine:
@@ -43,7 +47,7 @@ class Engine:
         self._meter = Meter()
         self._arrivals = itertools.count()
         self._sequences: dict[str, Sequence] = {}
-        self._outbox: list[tuple[str, Event]] = []
+        self._outbox: Happened = []
         self._may_progress = False
 
     def validate(self, spec: SequenceSpec) -> None:
@@ -151,24 +155,28 @@ class Engine:
         """Whether a step could do anything. Only a call of this class changes False to True."""
         return self._may_progress
 
-    def step(self) -> list[tuple[str, Event]]:
-        """Advances everything once and returns what happened, in order. A model's error leaves the engine unusable."""
+    def step(self, before_model: Callable[[Happened], object] | None = None) -> Happened:
+        """Advances everything once and returns what happened, in order. A model's error leaves the engine unusable.
+
+        before_model: is given what has happened when the model is about to run, and this is then not returned.
+        """
         began = time.perf_counter()
         plan = self._scheduler.schedule()
         self._welcome(plan)
         if plan.chunks:
+            if before_model is not None and self._outbox:
+                before_model(self._take_outbox())
             self._advance(plan.chunks, self._runner.run(plan.chunks))
             self._rest(plan, began)
         self._settle(plan)
         self._may_progress = bool(plan.chunks or plan.preempted or self._outbox)
-        events, self._outbox = self._outbox, []
-        return events
+        return self._take_outbox()
 
     def load(self) -> EngineLoad:
         """A snapshot."""
         waiting = self._scheduler.waiting
         return EngineLoad(
-            running=len(self._scheduler.running),
+            running=self._scheduler.live,
             waiting=len(waiting),
             max_running=self.config.max_running,
             blocks_total=self.pool.blocks,
@@ -275,6 +283,10 @@ class Engine:
         self._scheduler.retire(seq)
         self._tell(seq, verdict)
         self._may_progress = True
+
+    def _take_outbox(self) -> Happened:
+        events, self._outbox = self._outbox, []
+        return events
 
     def _tell(self, seq: Sequence, event: Event) -> None:
         self._outbox.append((seq.spec.sequence_id, event))

@@ -64,6 +64,11 @@ class Scheduler:
         self.running: list[Sequence] = []
         """Admitted and not closed, by arrival."""
 
+    @property
+    def live(self) -> int:
+        """Running sequences that have not ended: one that has only keeps its blocks until it is closed."""
+        return sum(not seq.verdict for seq in self.running)
+
     def schedule(self) -> Plan:
         """Changes queue, blocks and `scheduled` counts; the caller computes the chunks and then calls nothing else."""
         plan_admitted = self._admit()
@@ -90,7 +95,7 @@ class Scheduler:
         running, waiting = set(self.running), set(self.waiting)
         if len(running) != len(self.running) or len(waiting) != len(self.waiting) or running & waiting:
             raise BrokenInvariant("a sequence is queued twice")
-        if not (running | waiting) <= set(everyone) or len(running) > self._config.max_running:
+        if not (running | waiting) <= set(everyone) or self.live > self._config.max_running:
             raise BrokenInvariant("sequences run that are not open, or too many")
         if self.running != sorted(self.running, key=lambda seq: seq.arrival):
             raise BrokenInvariant("running sequences are out of order")
@@ -107,7 +112,7 @@ class Scheduler:
     def _admit(self) -> list[Sequence]:
         """Moves sequences from the queue to the running ones while there is room, the queue's head first."""
         entered: list[Sequence] = []
-        while self.waiting and len(self.running) < self._config.max_running:
+        while self.waiting and self.live < self._config.max_running:
             seq = self.waiting[0]
             # Those that grow keep a block each, or they would soon throw out the one that enters now.
             growing = sum(other.preemptible for other in self.running)

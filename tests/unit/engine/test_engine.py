@@ -410,12 +410,45 @@ def test_a_full_queue_is_overloaded_and_an_id_in_use_refused() -> None:
     with pytest.raises(Overloaded, match="at most 2"):
         probe.engine.add(probe.specs["a"].__class__("c", [1], sampling()))
     probe.run()
-    assert probe.of("a", Finished) and not probe.of("b", Admitted), "ended ones hold their place until close"
-    assert not probe.engine.has_work()
-    probe.close("a")
+    with pytest.raises(Overloaded, match="at most 2"):  # ended, but open until they are closed
+        probe.engine.add(probe.specs["a"].__class__("c", [1], sampling()))
+    probe.close_all()
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "its end", "an error"])
+def test_one_that_has_ended_leaves_its_place_to_the_next_before_it_is_closed(ended_by: str) -> None:
+    probe = Probe(max_running=1)
+    probe.add("a", prompt(3), sampling(max_tokens=2 if ended_by == "its end" else 100))
+    probe.step()
+    probe.add("b", prompt(6, first=20))
+    probe.step()
+    if ended_by == "stop":
+        probe.engine.stop("a")
+    elif ended_by == "an error":
+        probe.engine.fail("a", Overloaded("enough"))
+    probe.step()
+    assert probe.of("b", Admitted)
+    assert probe.engine.load().running == 1
     probe.run()
     assert probe.of("b", Finished)
     probe.close_all()
+
+
+def test_what_needs_no_model_is_told_before_it_runs(probe: Probe) -> None:
+    probe.add("decoding", prompt(6))
+    probe.add("ending", prompt(5))
+    probe.step()
+    probe.engine.stop("ending")
+    probe.add("leg", prompt(9), await_kv=True, held=True)
+    steps, told = probe.model.steps, []
+    after = probe.engine.step(lambda happened: told.append((probe.model.steps, happened)))
+    ((at, happened),) = told
+    assert at == steps
+    assert [(name, type(event)) for name, event in happened] == [("ending", Stopped), ("leg", Admitted)]
+    assert [(name, type(event)) for name, event in after] == [("decoding", Tokens)]
+    probe.known.clear()
+    for name in ("decoding", "ending", "leg"):
+        probe.engine.close(name)
 
 
 def test_preempted_sequences_return_first_and_lose_no_token() -> None:
@@ -503,7 +536,7 @@ def test_the_load_adds_up(probe: Probe) -> None:
     assert (load.running, load.waiting, load.queued_tokens, load.blocks_free) == (0, 2, 9, 32)
     probe.run()
     load = probe.engine.load()
-    assert (load.running, load.waiting, load.queued_tokens, load.prompt_tokens) == (2, 0, 0, 18)
+    assert (load.running, load.waiting, load.queued_tokens, load.prompt_tokens) == (1, 0, 0, 18), "one has ended"
     assert load.blocks_total == 32 and load.step_ms > 0 and load.prefill_tokens_per_s > 0 and load.steps == 8
     probe.close("a")
     assert probe.engine.load().blocks_cached == 4
