@@ -1,6 +1,7 @@
 """`python -m bench.engine`: the engine against its peers and against what the machine can do at most.
 
-Each subject runs in its own process, all with the same float32 weights and threads, in turns.
+Each subject runs in its own process, all with the same weights (float32, or made int8 and Q8_0 of them) and threads, in
+turns.
 """
 
 import json
@@ -20,10 +21,12 @@ from bench.output import Report, arguments, curves
 from kvrelay.model.config import ModelConfig
 from kvrelay.model.gguf import open_gguf_model
 
-QUICK = EnginePlan(runs=2, steps=8, warm=2, prefill=(512, 2048), decode=((1, 512), (8, 512), (1, 4096)))
-FULL = EnginePlan(runs=3)
+QUICK = EnginePlan(steps=8, warm=2, prefill=((512, 1), (2048, 1)), mixed=1, windows=1)
+FULL = EnginePlan(windows=4)
 TURNS = 2
 """Times that each subject is started; samples of all turns are put together."""
+SUBJECT_S = 240.0
+"""Longest turn of one subject; a peer that needs more is given up."""
 PAIRS = (
     ("decode_b1_vs_transformers", "transformers", "b1_512", ">= 2.0"),
     ("decode_b1_vs_vllm", "vllm", "b1_512", ">= 1.4"),
@@ -51,7 +54,11 @@ class Runs:
         if subject in self.missing:
             return
         print(f"... {subject}", flush=True)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SUBJECT_S)
+        except subprocess.TimeoutExpired:
+            self.missing[subject] = f"not done after {SUBJECT_S:.0f} s"
+            return
         if done.returncode:
             self.missing[subject] = (done.stderr.strip().splitlines() or ["no message"])[-1]
             return
@@ -127,6 +134,13 @@ def figures(runs: Runs, config: ModelConfig) -> dict[str, Figure]:
         statistics.median(runs.times("kvrelay", "b1_512")) * 1e3 + chunk for chunk in extra.get("chunk_step_ms", [])
     ]
     found["mixed"] = ratio(extra.get("mixed_step_ms", []), alone, "<= 1.1")
+    for name, subject in (("int8", "kvrelay_int8"), ("q8_0", "llamacpp_q8")):
+        spoken = runs.measured.get(subject, Measured()).extra.get("perplexity", [])
+        found[f"{name}_perplexity_vs_f32"] = ratio(spoken, extra.get("perplexity", []))
+    for shape in ("b1_512", "b8_512"):
+        narrow = runs.times("kvrelay_int8", shape)
+        found[f"int8_{shape}_vs_f32"] = ratio(runs.times("kvrelay", shape), narrow)
+        found[f"int8_{shape}_vs_llamacpp_q8"] = ratio(runs.times("llamacpp_q8", shape), narrow)
     found["gemm_gflops"] = Figure(best("gemm") / 1e9)
     found["read_gb_per_s"] = Figure(best("read") / 1e9)
     return found
@@ -143,6 +157,7 @@ def table(runs: Runs) -> list[list[str]]:
             rows.append(
                 [subject, f"prefill {shape}", f"{statistics.median(samples):.2f} s", _range(samples, "s"), rate]
             )
+        rows += [[subject, "perplexity", f"{one:.3f}", "", ""] for one in measured.extra.get("perplexity", [])[:1]]
     return rows
 
 
@@ -154,7 +169,7 @@ def picture(path: Path, runs: Runs) -> str:
             tokens = [float(shape) for shape in measured.prefill_s]
             times = [statistics.median(samples) for samples in measured.prefill_s.values()]
             lines[subject] = (tokens, [count / time for count, time in zip(tokens, times, strict=True)])
-    return curves(path, lines, "prompt tokens", "prefill, tokens/s", title="SmolLM2-135M, float32, two threads")
+    return curves(path, lines, "prompt tokens", "prefill, tokens/s", title="SmolLM2-135M, two threads")
 
 
 def _json_number(value: float) -> float | None:
@@ -171,6 +186,10 @@ def commands(plan: EnginePlan, names: Sequence[str], runs: Runs) -> dict[str, li
     found = {
         "limits": [sys.executable, "-m", "bench.engine_limits", plan.argument("")],
         "kvrelay": [sys.executable, "-m", "bench.engine_kvrelay", plan.argument(MODEL)],
+        "kvrelay_int8": [
+            *(sys.executable, "-m", "bench.engine_kvrelay"),
+            replace(plan, **engine_peers.NARROW, dtype="int8").argument(MODEL),
+        ],
     }
     for peer in KNOWN:
         if peer.name in names:
@@ -184,7 +203,7 @@ def commands(plan: EnginePlan, names: Sequence[str], runs: Runs) -> dict[str, li
 def main() -> None:
     """Exit code 1 if the engine itself could not be measured."""
     parser = arguments(__doc__)
-    everyone = ["limits", "kvrelay", *(peer.name for peer in KNOWN)]
+    everyone = ["limits", "kvrelay", "kvrelay_int8", *(peer.name for peer in KNOWN)]
     parser.add_argument("--subjects", nargs="+", default=everyone, choices=everyone)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--chunk", type=int, default=FULL.chunk, help="tokens of a prefill chunk")

@@ -1,13 +1,18 @@
 """Subject of bench.engine: kvrelay's own engine, whole steps of it: schedule, model, draw, post-process."""
 
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from bench.engine_plan import EnginePlan, Measured, prompt, subject_plan
+from bench.engine_text import Logits, perplexity
 from kvrelay.engine.engine import Engine, EngineConfig
 from kvrelay.engine.events import Tokens
 from kvrelay.engine.sequence import SequenceSpec
+from kvrelay.kvcache.pool import KvPool
+from kvrelay.model.batch import StepBatch
 from kvrelay.model.weights import load_model
 from kvrelay.types import Sampling
 
@@ -21,7 +26,7 @@ class Subject:
     def __init__(self, plan: EnginePlan) -> None:
         torch.set_num_threads(plan.threads)
         began = time.perf_counter()
-        loaded = load_model(plan.weights, dtype="float32")
+        self.loaded = loaded = load_model(plan.weights, dtype=plan.dtype)
         self.loaded_s = time.perf_counter() - began
         config = EngineConfig(pool_blocks=1024, token_budget=plan.chunk, prefix_cache=False)
         self.plan, self.engine, self.opened = plan, Engine(loaded, config), 0
@@ -70,6 +75,20 @@ class Subject:
             self.engine.close(one)
         return times
 
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Of all rows, in chunks as long as a prefill's."""
+        pool, rows = KvPool(self.loaded.layout, -(-len(ids) // 16)), []
+        for start in range(0, len(ids), self.plan.chunk):
+            at = torch.arange(start, min(start + self.plan.chunk, len(ids)))
+            blocks = [list(range(-(-len(ids) // 16)))]
+            tokens = torch.tensor(ids[start : start + self.plan.chunk])
+            rows.append(
+                self.loaded.model.forward(
+                    StepBatch(tokens, at, at, [0, len(at)], [start + len(at)], blocks, at - start), pool.tensor
+                ).numpy()
+            )
+        return np.concatenate(rows)
+
     def mixed(self) -> tuple[float, float]:
         """Mean seconds of a step with one decode row and one prefill chunk; of a chunk's step alone."""
         chunks = MIXED_PREFILL // self.plan.chunk
@@ -90,12 +109,14 @@ def main() -> None:
     measured = Measured(extra={"load_s": [subject.loaded_s]})
     for count, context in plan.decode:
         measured.decode_ms[f"b{count}_{context}"] = [s * 1e3 for s in subject.decode(count, context)]
-    for tokens in plan.prefill:
-        subject.prefill(min(tokens, 512))
-        measured.prefill_s[str(tokens)] = [sum(subject.prefill(tokens)) for _ in range(plan.runs)]
-    pairs = [subject.mixed() for _ in range(plan.runs)]
-    measured.extra["mixed_step_ms"] = [both * 1e3 for both, _ in pairs]
-    measured.extra["chunk_step_ms"] = [alone * 1e3 for _, alone in pairs]
+    for tokens, runs in plan.prefill:
+        measured.prefill_s[str(tokens)] = [sum(subject.prefill(tokens)) for _ in range(runs)]
+    pairs = [subject.mixed() for _ in range(plan.mixed)]
+    if pairs:
+        measured.extra["mixed_step_ms"] = [both * 1e3 for both, _ in pairs]
+        measured.extra["chunk_step_ms"] = [alone * 1e3 for _, alone in pairs]
+    if plan.windows:
+        measured.extra["perplexity"] = [perplexity(plan.weights, plan.windows, subject.logits)]
     measured.tell()
 
 

@@ -7,10 +7,15 @@ its own default. Structures below are those of the release pinned in bench.engin
 import ctypes
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bench.engine_peers import MODEL
 from bench.engine_plan import EnginePlan, Measured, prompt, samples, subject_plan
+from bench.engine_text import WINDOW, Logits, perplexity
 
 LIBRARIES = Path(os.environ.get("LLAMACPP_LIBRARIES", "."))
 NAMES = ("libggml-base.so", "libggml.v0.5.0.so", "libllama.v0.5.0.so")
@@ -73,11 +78,14 @@ class Llama:
         lib.llama_get_logits_ith.restype = ctypes.POINTER(ctypes.c_float)
         lib.llama_get_logits_ith.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         lib.llama_print_system_info.restype = ctypes.c_char_p
-        model = lib.llama_model_load_from_file(plan.weights.encode(), lib.llama_model_default_params())
+        lib.llama_model_get_vocab.restype = ctypes.c_void_p
+        lib.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
+        lib.llama_vocab_n_tokens.argtypes = [ctypes.c_void_p]
+        self.model = model = lib.llama_model_load_from_file(plan.weights.encode(), lib.llama_model_default_params())
         params = lib.llama_context_default_params()
         if not model or (params.n_ctx, params.n_batch, params.n_ubatch) != (512, 2048, 512):
             raise RuntimeError("llama.cpp: the model cannot be loaded, or its structures are not those of the release")
-        params.n_ctx, params.n_seq_max, params.n_outputs_max = 8 * 4608, 8, 8
+        params.n_ctx, params.n_seq_max, params.n_outputs_max = 8 * 4608, 8, WINDOW if plan.windows else 8
         params.n_batch, params.n_ubatch = 4096, plan.chunk
         params.n_threads = params.n_threads_batch = plan.threads
         self.context = lib.llama_init_from_model(model, params)
@@ -113,6 +121,14 @@ class Llama:
         last = len(ids) - 1
         self.decode([(token, at, sequence, at == last) for at, token in enumerate(ids)])
 
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Of all rows."""
+        self.clear()
+        self.decode([(token, at, 0, True) for at, token in enumerate(ids)])
+        vocab = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
+        rows = [self.lib.llama_get_logits_ith(self.context, at) for at in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, (vocab,)) for row in rows])
+
 
 def decode(llama: Llama, plan: EnginePlan, count: int, context: int) -> list[float]:
     """Milliseconds of decode steps."""
@@ -135,13 +151,15 @@ def main() -> None:
     measured = Measured(note=llama.lib.llama_print_system_info().decode())
     for count, context in plan.decode:
         measured.decode_ms[f"b{count}_{context}"] = decode(llama, plan, count, context)
-    for tokens in plan.prefill:
+    for tokens, runs in plan.prefill:
 
         def run(tokens: int = tokens) -> None:
             llama.clear()
             llama.prefill(prompt(tokens))
 
-        measured.prefill_s[str(tokens)] = samples(run, plan.runs)
+        measured.prefill_s[str(tokens)] = samples(run, runs)
+    if plan.windows:
+        measured.extra["perplexity"] = [perplexity(MODEL, plan.windows, llama.logits)]
     measured.tell()
 
 

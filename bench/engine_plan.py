@@ -14,16 +14,21 @@ class EnginePlan:
     weights: str = ""
     """As the subject wants it: a model name, a folder or a file."""
     threads: int = 2
-    runs: int = 6
-    """Timed prefills of each length, after one warm-up."""
+    dtype: str = "float32"
+    """Of the weights, where the subject converts them itself."""
     steps: int = 24
     """Timed decode steps of each shape, after `warm` ones."""
     warm: int = 4
-    prefill: tuple[int, ...] = (512, 2048, 4096)
+    prefill: tuple[tuple[int, int], ...] = ((512, 3), (2048, 2), (4096, 1))
+    """(tokens, timed runs), after the prefills that decode's shapes need."""
     decode: tuple[tuple[int, int], ...] = ((1, 512), (8, 512), (1, 4096))
     """(sequences, context)."""
     chunk: int = 512
     """Tokens of a prefill chunk, where the subject can be told."""
+    mixed: int = 2
+    """Runs with decode rows beside prefill chunks, where the subject can do that."""
+    windows: int = 0
+    """Windows of text whose perplexity is measured."""
 
     def argument(self, weights: str) -> str:
         """For the subject's command line."""
@@ -33,9 +38,8 @@ class EnginePlan:
     def parse(cls, text: str) -> "EnginePlan":
         """Back from argument()."""
         raw = json.loads(text)
-        return cls(
-            **raw | {"prefill": tuple(raw["prefill"]), "decode": tuple((one, other) for one, other in raw["decode"])}
-        )
+        pairs = {name: tuple((one, other) for one, other in raw[name]) for name in ("prefill", "decode")}
+        return cls(**raw | pairs)
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ def subject_plan() -> EnginePlan:
     return EnginePlan.parse(sys.argv[1])
 
 
-def samples(run: Callable[[], object], count: int, warm: int = 1) -> list[float]:
+def samples(run: Callable[[], object], count: int, warm: int = 0) -> list[float]:
     """Seconds of `count` calls, after `warm` untimed ones."""
     for _ in range(warm):
         run()

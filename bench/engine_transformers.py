@@ -32,10 +32,10 @@ def main() -> None:
     with torch.inference_mode():
         for count, context in plan.decode:
             measured.decode_ms[f"b{count}_{context}"] = decode(model, plan, count, context)
-        for tokens in plan.prefill:
+        for tokens, runs in plan.prefill:
             ids = torch.tensor([prompt(tokens)])
             run = lambda ids=ids: model(input_ids=ids, use_cache=True, logits_to_keep=1).logits.argmax()  # noqa: E731
-            measured.prefill_s[str(tokens)] = samples(run, plan.runs)
+            measured.prefill_s[str(tokens)] = samples(run, runs)
     measured.tell()
 
 

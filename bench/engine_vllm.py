@@ -62,9 +62,9 @@ def main() -> None:
     measured = Measured()
     for count, context in plan.decode:
         measured.decode_ms[f"b{count}_{context}"] = subject.decode(plan, count, context)
-    for tokens in plan.prefill:
+    for tokens, runs in plan.prefill:
         run = lambda tokens=tokens: subject.prefill(tokens)  # noqa: E731
-        measured.prefill_s[str(tokens)] = samples(run, plan.runs)
+        measured.prefill_s[str(tokens)] = samples(run, runs)
     measured.tell()
 
 

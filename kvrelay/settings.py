@@ -59,8 +59,8 @@ class StageSettings(ServiceSettings):
     """smollm2 (packaged), tiny (deterministic, for tests), a Hugging Face directory, or a .gguf file."""
     device: str = "cpu"
     """cpu or cuda."""
-    dtype: Literal["", "float32", "float64", "bfloat16", "float16"] = ""
-    """Empty: float32 on the CPU, bfloat16 on cuda, float64 for tiny."""
+    dtype: Literal["", "float32", "float64", "bfloat16", "float16", "int8"] = ""
+    """Empty: float32 on the CPU, bfloat16 on cuda, float64 for tiny. int8: the weights, on a CPU, all else float32."""
     threads: int = Field(0, ge=0)
     """torch threads; 0: torch's own choice."""
     cache_dir: str = ""

@@ -111,14 +111,20 @@ class LayoutFingerprint:
     head_dim: int
     block_tokens: int
     dtype: str
+    """float64, float32, bfloat16 or float16; int8: the weights are, the KV is float32."""
     rope: str
     schema_version: int = 1
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: [layer, k/v, kv_head, slot, head_dim]."""
-        item = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+        item = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.kv_dtype]
         return self.layers * 2 * self.kv_heads * self.block_tokens * self.head_dim * item
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of the pool."""
+        return "float32" if self.dtype == "int8" else self.dtype
 
     def difference(self, other: "LayoutFingerprint") -> str | None:
         """The first field that differs, with both values; None if all agree."""

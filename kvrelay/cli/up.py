@@ -19,7 +19,9 @@ def up(
     main_local: Annotated[int, typer.Option(help="Main-decode stages at site A.", min=0, metavar="N")] = 0,
     model: Annotated[str, typer.Option(help="smollm2, tiny, a directory, or a .gguf file.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16; none: the device's own.")] = "",
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, bfloat16, int8 (weights); none: the device's own.")
+    ] = "",
     threads: Annotated[int, typer.Option(help="torch threads a stage.", min=0, metavar="N")] = 1,
     pool_tokens: Annotated[int, typer.Option(help="KV room of a stage.", min=1, metavar="N")] = 16384,
     pace: Annotated[str, typer.Option(help="Emulated accelerator: fixed=MS,token=MS,...")] = "",

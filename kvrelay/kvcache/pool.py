@@ -28,7 +28,7 @@ class KvPool:
         self.block_bytes = layout.block_bytes
         self.device = torch.device(device)
         shape = (blocks, layout.layers, 2, layout.kv_heads, layout.block_tokens, layout.head_dim)
-        self.tensor = torch.zeros(shape, dtype=getattr(torch, layout.dtype), device=self.device)
+        self.tensor = torch.zeros(shape, dtype=getattr(torch, layout.kv_dtype), device=self.device)
         """[block, layer, k/v, kv_head, slot, head_dim]; a block is one contiguous run of `block_bytes` bytes."""
         self._bytes = self.tensor.view(-1).view(torch.uint8)
         self._host = self._bytes.numpy().data if self.device.type == "cpu" else None

@@ -14,7 +14,7 @@ from kvrelay.proto.v1 import common_pb2, router_pb2, router_pb2_grpc, wan_pb2, w
 from kvrelay.rpc.channels import open_channel
 
 ROLES = {common_pb2.ROLE_PREFILL: "prefill", common_pb2.ROLE_RELAY: "relay", common_pb2.ROLE_MAIN: "main"}
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 4}
 PERIOD_S = 0.25
 
 

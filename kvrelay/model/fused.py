@@ -1,23 +1,24 @@
-"""A decoder layer's work between its matrix products, on the CPU in float32 or float64. Knows the kernels' arguments.
+"""A decoder layer's work between torch's products, on the CPU in float32 or float64. Knows the kernels' arguments.
 
 Norms, the gate, the rotation and the writing of KV are one pass each over their rows; attention of decode rows and
 short extends reads the pool through the block tables in place. Long chunks attend through torch (`PagedAttention`).
+Steps of few rows go another way: `few`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvrelay.model.attention import PagedAttention, is_short
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.config import ModelConfig
+from kvrelay.model.kernels import block
 from kvrelay.model.native import Arguments, Kernel, Team, kernels
 from kvrelay.model.rope import Rotation
 
 CHUNK_TOKENS = 256
-"""As kernels.CHUNK_TOKENS."""
+"""As kernels.attention.CHUNK_TOKENS."""
 _SMALL = 1 << 15
 """Elements up to which a pass is quicker on one thread than a team is woken."""
 
@@ -29,7 +30,8 @@ class FusedKernels:
         """Compiles if the machine has not done so before."""
         self.config, self.team = config, Team()
         found = kernels(dtype, cache_dir)
-        self.add_norm, self.gate, self.attention = found["add_norm"], found["gate"], found["attention"]
+        self.add_norm, self.gate = found["add_norm"], found["gate"]
+        self.attention, self.piece = found["attention"], found["piece"]
         self.constants = torch.tensor([config.rms_eps, config.head_dim**-0.5], dtype=dtype)
 
 
@@ -39,9 +41,6 @@ class FusedStep:
     def __init__(self, fused: FusedKernels, batch: StepBatch, kv: Tensor, rotation: Rotation) -> None:
         self._fused, self._config = fused, fused.config
         self._threads = fused.team.size
-        half = self._config.head_dim // 2
-        self._cos = rotation.cos[:, 0, :half].contiguous()
-        self._sin = rotation.signed_sin[:, 0, half:].contiguous()
         short = [s for s in range(len(batch.context_lens)) if is_short(batch, s)]
         self._long = (
             PagedAttention(batch, kv, self._config.heads, without=short)
@@ -49,10 +48,10 @@ class FusedStep:
             else None
         )
         self._rows = batch.token_ids.shape[0]
-        items = _Items(batch, short, kv.shape[4])
-        work = (self._rows * 2 + items.tokens) * self._config.heads * self._config.head_dim
+        read = sum(batch.context_lens[s] for s in short)
+        work = (self._rows * 2 + read) * self._config.heads * self._config.head_dim
         self._attention_threads = self._threads if work > _SMALL else 1
-        self._attention = self._attention_arguments(batch, kv, items)
+        self._attention = AttentionBlock(fused, batch, kv, rotation, short, self._attention_threads)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         """x [T, hidden] += delta, in place; returns its RMS norm times the weight."""
@@ -84,10 +83,15 @@ class FusedStep:
         """qkv [T, (heads + 2 kv_heads) * head_dim], changed in place -> [T, heads * head_dim]; writes the pool."""
         heads, head_dim = self._config.heads, self._config.head_dim
         out = qkv.new_empty(self._rows, heads * head_dim)
-        values = self._attention.values
-        values[0], values[6], values[15] = qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), layer
-        values[24] = out.data_ptr()
-        self._run(self._fused.attention, self._attention, self._attention_threads)
+        self._attention.set(
+            {
+                block.QKV: qkv,
+                block.HEAD_NORMS: 0 if norm is None else norm,
+                block.LAYER: layer,
+                block.ATTENTION: out,
+            }
+        )
+        self._run(self._fused.attention, self._attention.arguments, self._attention_threads)
         if self._long is not None:
             self._long.attend_into(layer, qkv.view(self._rows, -1, head_dim)[:, :heads], out)
         return out
@@ -95,33 +99,61 @@ class FusedStep:
     def _run(self, kernel: Kernel, arguments: Arguments, threads: int) -> None:
         self._fused.team.run(kernel, arguments, threads)
 
-    def _attention_arguments(self, batch: StepBatch, kv: Tensor, items: "_Items") -> Arguments:
-        config, count = self._config, len(items.pieces) // 4
+
+class AttentionBlock:
+    """The kernels' argument block, as far as a step's attention goes. What is put in stays alive as long as it."""
+
+    def __init__(
+        self,
+        fused: FusedKernels,
+        batch: StepBatch,
+        kv: Tensor,
+        rotation: Rotation,
+        sequences: Sequence[int],
+        threads: int,
+    ) -> None:
+        """sequences: those that attend in the kernel."""
+        config, half = fused.config, fused.config.head_dim // 2
         blocks, layers, _, kv_heads, block_tokens, head_dim = kv.shape
-        group = config.heads // kv_heads
-        threads = self._attention_threads
-        scores = kv.new_empty(threads * group * CHUNK_TOKENS)
-        merged = kv.new_empty(config.heads * count * (head_dim + 2))
-        slots = batch.slots.numpy()
-        # All that the kernel reads by address stays alive as long as this step.
-        self._alive = arrays = (
-            slots // block_tokens,
-            slots % block_tokens,
-            np.array(items.pieces, np.int64),
-            np.array(items.table, np.int64),
-            np.array(items.rows, np.int64),
+        items = _Items(batch, sequences, block_tokens)
+        count, slots = len(items.pieces) // 4, batch.slots
+        self.arguments = Arguments([0] * block.STEP_LENGTH)
+        self._alive: dict[int, Tensor | int] = {}
+        self.set(
+            {
+                block.COS: rotation.cos[:, 0, :half].contiguous(),
+                block.SIN: rotation.signed_sin[:, 0, half:].contiguous(),
+                block.BLOCKS: slots // block_tokens,
+                block.SLOTS: slots % block_tokens,
+                block.POOL: kv,
+                block.CONSTANTS: fused.constants,
+                block.ROWS: len(slots),
+                block.HEADS: config.heads,
+                block.KV_HEADS: kv_heads,
+                block.HEAD_DIM: head_dim,
+                block.POOL_BLOCKS: blocks,
+                block.BLOCK_TOKENS: block_tokens,
+                block.LAYERS: layers,
+                block.PIECES: torch.tensor(items.pieces, dtype=torch.int64),
+                block.PIECE_COUNT: count,
+                block.TABLE: torch.tensor(items.table, dtype=torch.int64),
+                block.TABLE_LENGTH: len(items.table),
+                block.ATTENDED: torch.tensor(items.rows, dtype=torch.int64),
+                block.ATTENDED_COUNT: len(items.rows) // 3,
+                block.SCORES: kv.new_empty(threads * config.heads // kv_heads * CHUNK_TOKENS),
+                block.MERGED: kv.new_empty(config.heads * count * (head_dim + 2)),
+                block.TEAM: threads,
+                block.ITEM: kv.itemsize,
+                block.PIECE_CODE: fused.piece.address,
+                block.SELF: self.arguments.address,
+            }
         )
-        self._scratch = scores, merged
-        in_block, slot, pieces, table, rows = (one.ctypes.data for one in arrays)
-        return Arguments(
-            (
-                *(0, self._cos.data_ptr(), self._sin.data_ptr(), in_block, slot, kv.data_ptr()),
-                *(0, self._fused.constants.data_ptr(), self._rows, config.heads, kv_heads, head_dim),
-                *(blocks, block_tokens, layers, 0),
-                *(pieces, count, table, len(items.table), rows, len(items.rows) // 3),
-                *(scores.data_ptr(), merged.data_ptr(), 0, threads, threads),
-            )
-        )
+
+    def set(self, values: Mapping[int, Tensor | int]) -> None:
+        """Numbers, and tensors by their address; by kernels.block's names."""
+        self._alive.update(values)
+        for place, value in values.items():
+            self.arguments.values[place] = value if isinstance(value, int) else value.data_ptr()
 
 
 class _Items:
@@ -133,8 +165,6 @@ class _Items:
         self.rows: list[int] = []
         """(row, first piece, end piece), flat."""
         self.table: list[int] = []
-        self.tokens = 0
-        """Read in all, by all rows."""
         piece_tokens = max(1, CHUNK_TOKENS // block_tokens) * block_tokens
         if piece_tokens > CHUNK_TOKENS:
             raise ValueError(f"blocks of {block_tokens} tokens; at most {CHUNK_TOKENS}")
@@ -145,7 +175,6 @@ class _Items:
             for row in range(start, end):
                 seen = batch.context_lens[s] - (end - 1 - row)
                 first = len(self.pieces) // 4
-                self.tokens += seen
                 for at in range(0, seen, piece_tokens):
                     self.pieces += (row, at, min(at + piece_tokens, seen), offset)
                 self.rows += (row, first, len(self.pieces) // 4)

@@ -1,4 +1,4 @@
-"""A weight matrix that multiplies: packed for oneDNN on a CPU in float32, plain elsewhere. Knows no model."""
+"""A weight matrix that multiplies, as it is or in int8 with a scale for each output. Knows no model."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,37 @@ from torch.nn import functional
 class Linear:
     """x [T, inputs] -> [T, outputs]; several matrices that share their input are stacked into one."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> None:
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, int8: bool = False) -> None:
         """Weights [outputs_i, inputs] of one dtype and device; biases [outputs_i], or none at all."""
-        weight = torch.cat(tuple(weights)) if len(weights) > 1 else weights[0]
-        self._bias = torch.cat(tuple(biases)) if biases else None
-        self._packed = _pack(weight)
-        self._weight = weight if self._packed is None else None
+        self.weight = stacked(weights)
+        self.scales: Tensor | None = None
+        """[outputs], of an int8 weight: what one step of it stands for."""
+        if int8:
+            self.weight, self.scales = quantized(self.weight)
+        self.bias = torch.cat(tuple(biases)) if biases else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
-        assert self._weight is not None
-        return functional.linear(x, self._weight, self._bias)
+        if self.scales is None:
+            return functional.linear(x, self.weight, self.bias)
+        out = functional.linear(x, self.weight.to(x.dtype)).mul_(self.scales)
+        return out if self.bias is None else out.add_(self.bias)
 
 
-def _pack(weight: Tensor) -> Tensor | None:
-    """oneDNN's blocked copy: about 1.3 times as fast at one row and 2.5 times at eight. None where there is none."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not available:
-        return None
-    return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices one above the other: the memory they are in if they follow each other there, else a copy."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    end = first.data_ptr()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.data_ptr() != end or not part.is_contiguous():
+            return torch.cat(tuple(parts))
+        end += part.nbytes
+    return first.as_strided((sum(len(part) for part in parts), first.shape[1]), first.stride())
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [outputs, inputs] -> int8 of the same shape, and scales [outputs]; each row's greatest becomes 127."""
+    scales = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(weight.dtype).tiny)
+    return (weight / scales[:, None]).round_().to(torch.int8), scales

@@ -5,8 +5,9 @@ fight with torch's for the same cores.
 """
 
 import ctypes
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,33 @@ class Arguments:
 
 @cache
 def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
-    """The kernels for float32 or float64; compiles for some seconds the first time on a machine."""
+    """What a layer needs between torch's products, in float32 or float64.
+
+    Compiles for some seconds the first time on a machine.
+    """
+    return _compiled(cache_dir, lambda entry: entry.between_products(_NUMPY[dtype]))
+
+
+@cache
+def few_kernels(dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
+    """What makes a step of few rows, with weights of the same type or int8. Compiles as kernels()."""
+    return _compiled(cache_dir, lambda entry: entry.few_rows(_NUMPY[dtype], _NUMPY[weights]))
+
+
+_NUMPY: dict[torch.dtype, type[np.number[Any]]] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int8: np.int8,
+}
+
+
+def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str, Kernel]:
     import numba
     from llvmlite import binding
 
-    folder = cache_folder("kernels", cache_dir) or temporary_folder("kernels")
+    parent = cache_folder("kernels", cache_dir) or temporary_folder("kernels")
+    folder = parent / _version()
+    folder.mkdir(exist_ok=True)
     numba.config.CACHE_DIR = str(folder)
     library = _openmp()
     for symbol, name in (
@@ -73,11 +96,19 @@ def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
         # Without OpenMP the team has one thread, and these are never called.
         function: Any = ctypes.CDLL(None).abort if library is None else getattr(library, name)
         binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
-    from kvrelay.model.kernels import entry_points
+    from kvrelay.model.kernels import entry
 
-    with exclusive(folder):
-        found = entry_points({torch.float32: np.float32, torch.float64: np.float64}[dtype])
+    with exclusive(parent):
+        found = make(entry)
     return {name: Kernel(compiled) for name, compiled in found.items()}
+
+
+def _version() -> str:
+    """Of the kernels' sources: numba looks at the file of an entry point only, not at what it calls."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted((Path(__file__).parent / "kernels").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

@@ -114,6 +114,7 @@ class StoredWeights:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._index = _read_index(memoryview(self._map))
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
     @property
     def where(self) -> str:
@@ -132,7 +133,7 @@ class StoredWeights:
             self._path.unlink(missing_ok=True)
             self._index = {}
             return self._origin.tensor(name)
-        return torch.frombuffer(found, dtype=torch.float32).view(shape)
+        return self._bytes[offset : offset + length].view(torch.float32).view(shape)
 
     def let_go(self) -> None:
         """Unused pages need not stay in memory; those that are still used come back from the file."""

@@ -7,7 +7,9 @@ from torch.nn import functional
 from kvrelay.model.attention import PagedAttention
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.config import ModelConfig
+from kvrelay.model.few import FEW_ROWS, FewRows
 from kvrelay.model.fused import FusedKernels, FusedStep
+from kvrelay.model.kernels import block
 from kvrelay.model.linear import Linear
 from kvrelay.model.rope import Rope, Rotation
 from kvrelay.model.source import WeightSource, take
@@ -26,7 +28,7 @@ class _Placed:
 class Layer:
     """Attention and feed-forward, each behind an RMS norm and added to the residual stream."""
 
-    def __init__(self, index: int, config: ModelConfig, placed: _Placed) -> None:
+    def __init__(self, index: int, config: ModelConfig, placed: _Placed, int8: bool) -> None:
         at, hidden, inner = f"model.layers.{index}", config.hidden, config.intermediate
         q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._index, self._config = index, config
@@ -35,12 +37,15 @@ class Layer:
         self._qkv = Linear(
             [placed(f"{at}.self_attn.{name}.weight", size, hidden) for name, size in names],
             [placed(f"{at}.self_attn.{name}.bias", size) for name, size in names] if config.qkv_bias else [],
+            int8=int8,
         )
         self._qk_norm = self._head_norms(at, placed) if config.qk_norm else None
-        self._out = Linear([placed(f"{at}.self_attn.o_proj.weight", hidden, q)])
+        self._out = Linear([placed(f"{at}.self_attn.o_proj.weight", hidden, q)], int8=int8)
         self._mlp_norm = placed(f"{at}.post_attention_layernorm.weight", hidden)
-        self._gate_up = Linear([placed(f"{at}.mlp.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")])
-        self._down = Linear([placed(f"{at}.mlp.down_proj.weight", hidden, inner)])
+        self._gate_up = Linear(
+            [placed(f"{at}.mlp.{name}.weight", inner, hidden) for name in ("gate_proj", "up_proj")], int8=int8
+        )
+        self._down = Linear([placed(f"{at}.mlp.down_proj.weight", hidden, inner)], int8=int8)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: PagedAttention) -> Tensor:
         """x [T, hidden] -> [T, hidden]; the tokens' KV is in the pool afterwards."""
@@ -62,6 +67,23 @@ class Layer:
         normed = step.add_norm(x, out, self._mlp_norm)
         return self._down(step.gate(self._gate_up(normed)))
 
+    def parts(self) -> dict[int, Tensor | None]:
+        """What the kernel of few rows reads, by kernels.block's names."""
+        return {
+            block.ATTENTION_NORM: self._attention_norm,
+            block.QKV_WEIGHTS: self._qkv.weight,
+            block.QKV_SCALES: self._qkv.scales,
+            block.QKV_BIASES: self._qkv.bias,
+            block.QK_NORMS: self._qk_norm,
+            block.OUT_WEIGHTS: self._out.weight,
+            block.OUT_SCALES: self._out.scales,
+            block.MLP_NORM: self._mlp_norm,
+            block.GATE_UP_WEIGHTS: self._gate_up.weight,
+            block.GATE_UP_SCALES: self._gate_up.scales,
+            block.DOWN_WEIGHTS: self._down.weight,
+            block.DOWN_SCALES: self._down.scales,
+        }
+
     def _head_norms(self, at: str, placed: _Placed) -> Tensor:
         """[heads + kv_heads, head_dim]: q's weight for each query head, then k's for each KV head."""
         config = self._config
@@ -74,19 +96,34 @@ class Transformer:
     """A model on one device, in one dtype."""
 
     def __init__(
-        self, config: ModelConfig, source: WeightSource, device: torch.device, dtype: torch.dtype, cache_dir: str = ""
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_dir: str = "",
+        *,
+        int8: bool = False,
     ) -> None:
-        """Raises ModelFileError if the source lacks a tensor or holds one of a wrong shape."""
+        """int8: of the weights, all matrices but the embeddings; dtype is then what is computed in.
+
+        Raises ModelFileError if the source lacks a tensor or holds one of a wrong shape.
+        """
         placed = _Placed(source, device, dtype)
         self.config, self.device, self.dtype = config, device, dtype
         self._embedding = placed("model.embed_tokens.weight", config.vocab_size, config.hidden)
-        self._layers = [Layer(index, config, placed) for index in range(config.layers)]
+        self._layers = [Layer(index, config, placed, int8) for index in range(config.layers)]
         self._norm = placed("model.norm.weight", config.hidden)
         head = self._embedding if config.tied else placed("lm_head.weight", config.vocab_size, config.hidden)
-        self._head = Linear([head])
+        self._head = Linear([head], int8=int8)
         self._rope = Rope(config, device, dtype)
         native = device.type == "cpu" and dtype in (torch.float32, torch.float64)
         self._fused = FusedKernels(config, dtype, cache_dir) if native else None
+        self._few = (
+            None
+            if self._fused is None
+            else FewRows(self._fused, [layer.parts() for layer in self._layers], self._norm, self._head, cache_dir)
+        )
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: Tensor) -> Tensor:
@@ -96,6 +133,8 @@ class Transformer:
         """
         rotation = self._rope.at(batch.positions.to(self.device))
         x = functional.embedding(batch.token_ids.to(self.device), self._embedding)
+        if self._few is not None and len(x) <= FEW_ROWS:
+            return self._few.logits(x, batch, kv, rotation)
         x = (
             self._through(x, batch, kv, rotation)
             if self._fused is None

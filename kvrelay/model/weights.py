@@ -18,7 +18,14 @@ from kvrelay.model.stored import stored
 from kvrelay.model.transformer import Transformer
 from kvrelay.types import LayoutFingerprint
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.float32,
+}
+"""What is computed in; with int8 it is the weights that are."""
 
 _STORED_BYTES = 16 * 1024 * 1024
 """GGUF files of this size or more are converted once and kept."""
@@ -38,17 +45,20 @@ def load_model(
 ) -> LoadedModel:
     """Loads "tiny", "smollm2", a Hugging Face directory or a .gguf file.
 
-    dtype: "float32", "float64", "bfloat16" or "float16"; empty: float64 for tiny, else float32 on the CPU and bfloat16
-    on cuda. cache_dir: of compiled kernels and converted weights; empty: the user's cache. Raises ModelFileError:
-    missing, corrupt or truncated files, unsupported architecture, rope or dtype.
+    dtype: "float32", "float64", "bfloat16", "float16", or on the CPU "int8": weights in int8 with a scale for each
+    output channel, everything else in float32; empty: float64 for tiny, else float32 on the CPU and bfloat16 on cuda.
+    cache_dir: of compiled kernels and converted weights; empty: the user's cache. Raises ModelFileError: missing,
+    corrupt or truncated files, unsupported architecture, rope or dtype.
     """
     found = checkpoint.resolve(model)
     dtype = dtype or default_dtype(found, device)
     if dtype not in DTYPES:
         raise ModelFileError(f"dtype: {dtype} is not one of {', '.join(DTYPES)}")
+    if dtype == "int8" and device != "cpu":
+        raise ModelFileError(f"dtype: int8 runs on the CPU only, not on {device}")
     config, source, identity = _open(found)
     with _kept(found, source, identity, cache_dir) as tensors:
-        built = Transformer(config, tensors, torch.device(device), DTYPES[dtype], cache_dir)
+        built = Transformer(config, tensors, torch.device(device), DTYPES[dtype], cache_dir, int8=dtype == "int8")
     layout = LayoutFingerprint(
         weights=identity,
         layers=config.layers,

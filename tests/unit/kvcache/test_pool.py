@@ -66,7 +66,7 @@ PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30
 TestPool = PoolMachine.TestCase
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16", "int8"])
 def test_a_block_is_its_tensor_as_one_run_of_bytes(dtype: str) -> None:
     pool = KvPool(layout(dtype), 3)
     assert pool.tensor.shape == (3, 2, 2, 1, 4, 2)

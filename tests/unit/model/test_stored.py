@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvrelay.errors import ModelFileError
+from kvrelay.model.linear import stacked
 from kvrelay.model.stored import StoredWeights, stored, write
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).view(3, 4), "b": torch.full((5,), 2.5)}
@@ -48,6 +49,22 @@ def test_what_was_written_is_read_without_asking_the_checkpoint(tmp_path: Path) 
             assert found is not None and torch.equal(found, tensor)
     assert origin.asked == []
     assert files(tmp_path) == ["id.f32"]
+
+
+def test_tensors_written_one_after_the_other_are_one_piece_of_memory(tmp_path: Path) -> None:
+    parts = {"a": torch.rand(4, 16), "b": torch.rand(2, 16)}
+
+    class Two(Origin):
+        def names(self) -> list[str]:
+            return list(parts)
+
+        def tensor(self, name: str) -> Tensor | None:
+            return parts.get(name)
+
+    with stored(Two(), "id", tmp_path) as source:
+        found = [one for name in parts if (one := source.tensor(name)) is not None]
+        both = stacked(found)
+        assert both.data_ptr() == found[0].data_ptr() and torch.equal(both, torch.cat(list(parts.values())))
 
 
 def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path) -> None:

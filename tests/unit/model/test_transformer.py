@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvrelay.errors import ModelFileError
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.weights import LoadedModel, load_model
 from tests.unit.model.paging import Pool, Running, one_shot, step
@@ -115,6 +116,28 @@ def test_lower_precision_stays_near_float64_and_answers_in_float32(
     logits = one_shot(low.model, ids)
     assert logits.dtype == torch.float32 and low.layout.dtype == dtype
     assert (logits - one_shot(tiny.model, ids)).abs().mean() < tolerance
+
+
+def test_int8_weights_answer_nearly_alike_and_never_share_kv_with_float32(tiny: LoadedModel) -> None:
+    narrow, ids = load_model("tiny", dtype="int8"), [(11 * i) % 264 for i in range(40)]
+    logits = one_shot(narrow.model, ids)
+    assert (logits - one_shot(tiny.model, ids)).abs().mean() < 0.1
+    assert narrow.layout.kv_dtype == "float32" and narrow.model.dtype == torch.float32
+    assert narrow.layout.block_bytes == load_model("tiny", dtype="float32").layout.block_bytes
+    other = load_model("tiny", dtype="float32").layout
+    assert narrow.layout.difference(other) == "dtype: int8 here, float32 there"
+
+
+def test_int8_one_token_at_a_time_equals_one_pass_up_to_rounding() -> None:
+    model = load_model("tiny", dtype="int8").model
+    pool, sequence = Pool(model.config, torch.float32), Running([(7 * i + 3) % 264 for i in range(50)])
+    rows = [step(model, pool, [(sequence, 1)])[0] for _ in sequence.ids]
+    torch.testing.assert_close(torch.cat(rows), one_shot(model, sequence.ids), rtol=0, atol=1e-4)
+
+
+def test_int8_on_another_device_is_refused() -> None:
+    with pytest.raises(ModelFileError, match="int8 runs on the CPU only, not on cuda"):
+        load_model("tiny", device="cuda", dtype="int8")
 
 
 def test_packed_decode_rows_in_float32_equal_rows_alone_up_to_rounding() -> None:

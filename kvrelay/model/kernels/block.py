@@ -1,0 +1,75 @@
+"""The argument block of `attention` and `step`: which int64 is what. Read by the kernels and by who fills it.
+
+Lower-case words in docstrings are shapes; every array is contiguous unless said otherwise.
+"""
+
+(
+    QKV,  # address of [rows, heads + 2 kv_heads, head_dim]
+    COS,  # address of [rows, head_dim / 2]
+    SIN,
+    BLOCKS,  # address of i64[rows]: the pool block of each row's new token
+    SLOTS,  # address of i64[rows]: the place within it
+    POOL,  # address of [block, layer, k/v, kv_head, slot, head_dim]
+    HEAD_NORMS,  # address of [heads + kv_heads, head_dim], or 0
+    CONSTANTS,  # address of [epsilon, scale of scores]
+    ROWS,
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    POOL_BLOCKS,
+    BLOCK_TOKENS,
+    LAYERS,
+    LAYER,
+    PIECES,  # address of i64[piece, 4]: row, first token, end token, where its table begins
+    PIECE_COUNT,
+    TABLE,  # address of i64: pool blocks of all sequences
+    TABLE_LENGTH,
+    ATTENDED,  # address of i64[attended, 3]: row, first piece, end piece
+    ATTENDED_COUNT,
+    SCORES,  # address of scratch [team, heads / kv_heads, CHUNK_TOKENS]
+    MERGED,  # address of scratch [heads, piece, head_dim + 2]
+    ATTENTION,  # address of [rows, heads, head_dim]
+    TEAM,  # threads
+    ITEM,  # bytes of an element
+    PIECE_CODE,  # address of that function
+    SELF,  # address of this block
+    ATTENTION_LENGTH,
+) = range(30)
+"""What `attention` takes; the rest is for `step`."""
+
+(
+    WEIGHTS,  # address of i64[layer, LAYER_LENGTH]
+    X,  # address of [rows, hidden]: embeddings; changed
+    HIDDEN,
+    INNER,
+    NORMED,  # address of scratch [team, max(rows, wanted), hidden]
+    DELTA,  # address of scratch [rows, hidden]
+    GATE_UP,  # address of scratch [rows, 2 inner]
+    LAST_NORM,  # address of [hidden]
+    HEAD,  # address of [vocab, hidden], of the weights' kind
+    HEAD_SCALES,  # address of [vocab], or 0
+    VOCAB,
+    WANTED,  # address of i64[wanted]: rows whose logits are wanted
+    WANTED_COUNT,
+    LOGITS,  # address of [wanted, vocab]
+    ATTENTION_CODE,  # addresses of the functions
+    PRODUCT_CODE,
+    STEP_LENGTH,
+) = range(ATTENTION_LENGTH, ATTENTION_LENGTH + 17)
+
+(
+    ATTENTION_NORM,
+    QKV_WEIGHTS,
+    QKV_SCALES,
+    QKV_BIASES,
+    QK_NORMS,
+    OUT_WEIGHTS,
+    OUT_SCALES,
+    MLP_NORM,
+    GATE_UP_WEIGHTS,
+    GATE_UP_SCALES,
+    DOWN_WEIGHTS,
+    DOWN_SCALES,
+    LAYER_LENGTH,
+) = range(13)
+"""Addresses of a layer; scales, biases and head norms may be 0: there are none."""
