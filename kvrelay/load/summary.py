@@ -9,6 +9,9 @@ from kvrelay.load.record import SOURCES, Record
 from kvrelay.load.spread import Spread
 from kvrelay.load.worth import Prices, Slo
 
+SHORTEST_S = 1e-6
+"""A run that took less has no rates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -101,7 +104,7 @@ def summarise(
     counted = [record for record in records if not record.warm_up]
     whole = [record for record in counted if record.ok]
     wall_s = _wall_s(counted) if wall_s is None else wall_s
-    per_s = 1 / wall_s if wall_s > 0 else 0.0
+    per_s = 1 / wall_s if wall_s >= SHORTEST_S else 0.0
     outcomes = Counter(record.outcome for record in counted)
     kept = sum(slo.kept_by(record) for record in counted) if slo else None
     cost = prices.of_fleet(around.stages) if prices else None

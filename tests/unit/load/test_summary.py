@@ -159,6 +159,12 @@ def test_the_runs_length_is_from_the_first_due_to_the_last_end() -> None:
     assert summary.output_tokens_per_s == pytest.approx(6.0)
 
 
+@pytest.mark.parametrize("wall_s", [0.0, 5e-324])
+def test_a_run_of_no_length_has_no_rates(wall_s: float) -> None:
+    summary = summarise([relayed()], wall_s)
+    assert (summary.requests_per_s, summary.output_tokens_per_s) == (0.0, 0.0)
+
+
 def test_outcomes_and_verdicts_are_counted_apart() -> None:
     summary = summarise(
         [relayed(matches=True), relayed(matches=False), relayed(outcome="unfinished"), relayed(outcome="cancelled")],

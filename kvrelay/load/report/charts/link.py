@@ -22,10 +22,14 @@ class Flow:
     rates: list[float]
 
 
+SHORTEST_S = 1e-3
+"""That a link must have been watched, to say anything of its use."""
+
+
 def chart(records: Sequence[Record], samples: Sequence[LinkSample], rate_bytes_per_s: float) -> Chart:
     """samples: the last was taken as the run ended. rate_bytes_per_s: of the link; 0: not known, or unlimited."""
     end_s = max((record.sent_s + record.e2el_ms / 1e3 for record in records), default=0.0)
-    if len(samples) > 1 and samples[-1].at_s > samples[0].at_s:
+    if len(samples) > 1 and samples[-1].at_s - samples[0].at_s >= SHORTEST_S:
         return _counted(samples, end_s, rate_bytes_per_s)
     return _told(records, end_s, rate_bytes_per_s)
 

@@ -76,6 +76,11 @@ def test_the_links_bytes_are_those_counted_and_time_0_is_the_runs_beginning() ->
     assert "Before 0: the warm-up" in shown.says
 
 
+def test_a_link_watched_for_no_time_says_nothing() -> None:
+    samples = [LinkSample(0.0, 0, 0, 0), LinkSample(5e-173, 0, 0, 0)]
+    assert "was not watched" in link.chart([], samples, 0.0).empty
+
+
 def test_without_a_watched_link_bytes_are_estimated_and_the_chart_says_so() -> None:
     shown = link.chart([record()], [], 0.0)
     assert "estimate" in shown.says and shown.drawn
