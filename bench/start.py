@@ -25,11 +25,13 @@ from kvrelay.rpc.channels import Purpose, open_channel
 
 ABOUT = (
     "`kvrelay up` with one stage of each role: from its start to the line with the router's address. Memory is the "
-    "proportional share (PSS) of the whole process tree, so a page that several map counts once; KV pools count as far "
-    "as they have been touched. Weights are on disk and kernels compiled: the first start, which does both, is apart."
+    "proportional share (PSS) of the whole process tree, so a page that several map counts once, less the KV blocks in "
+    "use or cached. Weights are on disk and kernels compiled: the first start, which does both, is apart."
 )
 _READY = re.compile(r"^router (\S+), WAN admin")
 _WITHIN_S = 180.0
+_REPORTED_S = 0.5
+"""A stage's load is reported within so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Plan:
     """Declared before the run."""
 
     model: str = "smollm2"
-    starts: int = 5
+    starts: int = 3
     """After a first one, whose time is reported apart."""
     requests: int = 4
     """Answered before memory is looked at a second time."""
@@ -113,8 +115,8 @@ async def up(plan: Plan, cache: str) -> AsyncIterator[tuple[float, str, int]]:
         await process.communicate()
 
 
-async def answer(address: str, plan: Plan) -> None:
-    """Some requests over all three legs."""
+async def answer(address: str, plan: Plan) -> int:
+    """Some requests over all three legs; -> bytes of the KV blocks that they have left in the pools."""
     async with open_channel(address, Purpose.TOKENS) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         for number in range(plan.requests):
@@ -128,6 +130,9 @@ async def answer(address: str, plan: Plan) -> None:
             )
             async for _ in stub.Generate(asked, timeout=120):
                 pass
+        await asyncio.sleep(_REPORTED_S)
+        stages = (await stub.GetFleet(router_pb2.GetFleetRequest())).stages
+    return sum((s.load.blocks_total - s.load.blocks_free) * s.info.block_bytes for s in stages)
 
 
 def weights_bytes(cache: Path) -> int:
@@ -147,10 +152,10 @@ async def start(plan: Plan, *, quick: bool) -> Report:
             async with up(plan, cache) as (seconds, address, pid):
                 ready.append(seconds)
                 began = members(pid)
-                await answer(address, plan)
+                blocks = await answer(address, plan)
                 used = members(pid)
             idle.append(sum(one.pss_bytes for one in began) / weights)
-            shares.append(sum(one.pss_bytes for one in used) / weights)
+            shares.append((sum(one.pss_bytes for one in used) - blocks) / weights)
             cpu = sum(one.cpu_s for one in began)
             tell(f"ready after {seconds:.1f} s, {cpu:.1f} CPU-s; PSS {idle[-1]:.2f}, {shares[-1]:.2f} x the weights")
     report.figures["ready_s"] = spread(ready, "<= 20")
@@ -158,6 +163,7 @@ async def start(plan: Plan, *, quick: bool) -> Report:
     report.figures["pss_vs_weights"] = spread(shares, "<= 4")
     report.figures["pss_vs_weights_before_requests"] = spread(idle)
     report.figures["weights_mb"] = Figure(weights / 1e6)
+    report.figures["kv_blocks_mb"] = Figure(blocks / 1e6)
     rows = [
         [one.name, f"{one.cpu_s:.1f}", f"{then.pss_bytes / 1e6:.0f}", f"{then.private_bytes / 1e6:.0f}"]
         for one, then in zip(began, used, strict=True)

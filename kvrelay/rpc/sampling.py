@@ -92,7 +92,25 @@ def token_ids_from_client(ids: Sequence[int], *, vocab_size: int, field: str) ->
     return plain
 
 
+def _legal(s: Sampling) -> bool:
+    """Whether `_check` would find nothing; nearly always, and at a tenth of its cost. NaN fails every comparison."""
+    return (
+        0 <= s.temperature < math.inf
+        and 0 < s.top_p <= 1
+        and 0 <= s.min_p <= 1
+        and 0 < s.repetition_penalty < math.inf
+        and -2 <= s.presence_penalty <= 2
+        and -2 <= s.frequency_penalty <= 2
+        and s.min_tokens <= s.max_tokens >= 1
+        and (s.logprobs is None or s.logprobs <= MAX_LOGPROBS)
+        and len(s.stop_token_ids) <= MAX_STOP_TOKEN_IDS
+    )
+
+
 def _check(sampling: Sampling, field: str) -> None:
+    if _legal(sampling):
+        return
+
     def require(name: str, holds: Callable[[float], bool], limit: str) -> None:
         value = getattr(sampling, name)
         if not (math.isfinite(value) and holds(value)):

@@ -53,7 +53,10 @@ def _add_request_id(record: logging.LogRecord) -> bool:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    fields = vars(record)
+    if _STANDARD.issuperset(fields):
+        return {}
+    return {name: value for name, value in fields.items() if name not in _STANDARD}
 
 
 def _timestamp(record: logging.LogRecord) -> str:

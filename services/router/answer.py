@@ -49,6 +49,8 @@ class Answer:
         self._pieces: list[Piece] = []
         self.ids: list[int] = []
         """Accepted, by absolute index."""
+        self.unread = 0
+        """Tokens that the client has not been sent yet."""
         self.by_source = dict.fromkeys(Source, 0)
         self.last_source: Source | None = None
         self.reason: FinishReason | None = None
@@ -66,16 +68,11 @@ class Answer:
         """Whether no token may follow."""
         return self.reason is not None
 
-    @property
-    def unread(self) -> int:
-        """Tokens that the client has not been sent yet."""
-        return sum(len(piece.ids) for piece in self._pieces)
-
     def take(self, run: TokenRun, source: Source) -> int:
         """Accepts a run at the next index; -> how many of its tokens count. Raises StageFailed at a gap or a repeat."""
-        if run.first_index != self.count:
+        if run.first_index != len(self.ids):
             raise StageFailed(f"{source} decode sent token {run.first_index} where {self.count} was next")
-        if self.finished or not run.ids:
+        if self.reason is not None or not run.ids:
             return 0
         ids, reason = self._cut_at_end(run.ids)
         text = ""
@@ -101,11 +98,11 @@ class Answer:
 
     def pop(self) -> list[Piece]:
         """Everything the client has not been sent yet; each piece has one source."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self.unread = self._pieces, [], 0
         return pieces
 
     def _cut_at_end(self, ids: Sequence[int]) -> tuple[Sequence[int], FinishReason | None]:
-        if self.count + len(ids) < self._sampling.max_tokens and self._ends.isdisjoint(ids):
+        if len(self.ids) + len(ids) < self._sampling.max_tokens and self._ends.isdisjoint(ids):
             return ids, None
         for offset, token in enumerate(ids):
             reason = self._end_at(self.count + offset, token)
@@ -123,12 +120,14 @@ class Answer:
 
     def _keep(self, run: TokenRun, ids: Sequence[int], source: Source, text: str) -> None:
         if not self._pieces or self._pieces[-1].source is not source:
-            self._pieces.append(Piece(self.count, source))
+            self._pieces.append(Piece(len(self.ids), source))
         piece = self._pieces[-1]
         piece.ids.extend(ids)
+        self.unread += len(ids)
         if run.logprobs:
             piece.logprobs.extend(run.logprobs[: len(ids)])
-        piece.text += text
+        if text:
+            piece.text += text
         self.ids.extend(ids)
         self.by_source[source] += len(ids)
         self.last_source = source

@@ -20,6 +20,7 @@ from services.router.config import RouterSettings
 from services.router.drain import DrainGroup
 from services.router.fleet import Fleet, open_fleet
 from services.router.input import Reader
+from services.router.performing import Patience
 from services.router.policies import policy
 from services.router.prefixes import Prefixes
 from services.router.registration import TokenizerFacts
@@ -93,6 +94,7 @@ async def router_app(settings: RouterSettings) -> AsyncIterator[RouterApp]:
             drains=drains,
             metrics=metrics,
             tally=Tally({}, {}),
+            patience=Patience(**{name: getattr(settings, name) for name in Patience.__slots__}),
         )
         metrics.in_flight.set_function(lambda: rooms.admission.in_flight)
         metrics.leftovers(lambda: leftovers(rooms))

@@ -211,7 +211,9 @@ class Fence:
             self.main = leg
 
     def _leg(self, number: int) -> Leg | None:
-        return next((leg for leg in (self.relay, self.main) if leg is not None and leg.number == number), None)
+        if self.main is not None and self.main.number == number:
+            return self.main
+        return self.relay if self.relay is not None and self.relay.number == number else None
 
     def _forget(self, leg: Leg) -> None:
         self._turning = False

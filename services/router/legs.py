@@ -35,7 +35,7 @@ OpenPrefill = Callable[[prefill_pb2.PrefillRequest], Call[prefill_pb2.PrefillEve
 """A stub's Prefill."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FromDecode:
     """A decode leg said something."""
 
@@ -43,7 +43,7 @@ class FromDecode:
     event: decode_pb2.DecodeEvent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FromPrefill:
     """A prefill stream said something."""
 
@@ -142,6 +142,10 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
         self._bell.ring()
 
 
+Hear = Callable[[Event], Awaitable[object] | None]
+"""Takes an event. What it returns, if anything, is awaited before the stream is read on: that slows its stage."""
+
+
 def _deaf(event: Event) -> None:
     raise AssertionError(f"nobody listens to {event}")
 
@@ -153,8 +157,7 @@ class Legs:
         """It is in `opened` until it is closed."""
         self._opened = set() if opened is None else opened
         self._opened.add(self)
-        self._hear: Callable[[Event], None] = _deaf
-        self._room: Callable[[], Awaitable[object] | None] = lambda: None
+        self._hear: Hear = _deaf
         self._context = contextvars.copy_context()
         self._numbers = itertools.count(1)
         self._tasks = OwnedTasks()
@@ -166,11 +169,9 @@ class Legs:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def listen(self, hear: Callable[[Event], None], room: Callable[[], Awaitable[object] | None]) -> None:
-        """`hear` gets every event, in order of arrival; it must not raise. `room()` is awaited, if it returns
-        something, before a stream is read on: flow control then slows its stage.
-        """
-        self._hear, self._room = hear, room
+    def listen(self, hear: Hear) -> None:
+        """`hear` gets every event, in order of arrival; it must not raise."""
+        self._hear = hear
 
     def decode(self, opening: OpenDecode, peer: str, first: decode_pb2.OpenLeg) -> int:
         """Opens a decode leg; -> its number. Waits for nothing: failures come as events."""
@@ -262,14 +263,15 @@ class Legs:
         self, number: int, peer: str, call: Call[M], wrap: Callable[[int, M], Event], outbox: _Outbox | None = None
     ) -> KvrelayError | None:
         """Passes messages on; -> why the stream is over, None if by its own will. Raises only a lost status."""
+        new = True
         try:
             async for message in call:
                 if number not in self._streams:  # closed by what it said before
                     break
-                if outbox is not None:
+                if new and outbox is not None:
                     outbox.heard()
-                self._hear(wrap(number, message))
-                if (full := self._room()) is not None:
+                new = False
+                if (full := self._hear(wrap(number, message))) is not None:
                     await full
         except grpc.aio.AioRpcError as error:
             if outbox is not None and broke_while_writing(error):

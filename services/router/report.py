@@ -27,6 +27,7 @@ class Record:
     ttft_s: float | None = None
     max_gap_s: float = 0.0
     stall_s: float | None = None
+    _route: router_pb2.Route | None = None
     _last: float | None = None
     _last_source: Source | None = None
 
@@ -80,10 +81,16 @@ class Record:
             cached_main_tokens=self.cached.get(Role.MAIN, 0),
         )
 
+    def route(self, planned: Route) -> router_pb2.Route:
+        """The first route as clients see it; made once."""
+        if self._route is None:
+            self._route = route_to_proto(planned)
+        return self._route
+
     def report(self, planned: Route, ended: Pipeline, reason: str, handoff: HandoffReport) -> router_pb2.RequestReport:
         """As the client gets it."""
         report = router_pb2.RequestReport(
-            route=route_to_proto(planned),
+            route=self.route(planned),
             pipeline=pipeline_to_proto(ended),
             reason=reason,
             max_gap_ms=1e3 * self.max_gap_s,

@@ -12,6 +12,7 @@ from services.router.drain import DrainGroup
 from services.router.fleet import Fleet
 from services.router.input import Ask, Reader, Served
 from services.router.legs import Legs
+from services.router.performing import Patience
 from services.router.policies import Policy
 from services.router.prefixes import Prefixes
 from services.router.route import Limits, Question
@@ -44,6 +45,7 @@ class Rooms:
     drains: DrainGroup
     metrics: RouterMetrics
     tally: Tally
+    patience: Patience
     open_legs: set[Legs] = field(default_factory=set)
     """Of every attempt that has not closed its streams."""
     _served: tuple[tuple[StageDescription, ...], Served] | None = None

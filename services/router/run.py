@@ -19,9 +19,9 @@ from services.router.fence import HandoffRules
 from services.router.handoff import Handoff
 from services.router.input import Ask
 from services.router.legs import FleetChanged, Legs
-from services.router.performing import Patience, RouteBroke
+from services.router.performing import RouteBroke
 from services.router.pushes import Pushes
-from services.router.report import Record, route_to_proto
+from services.router.report import Record
 from services.router.rooms import Rooms
 from services.router.route import Question, Route, StageView
 
@@ -126,7 +126,7 @@ class Run:
             request_id=self._ask.request_id,
             seed=self._ask.sampling.seed,
             prompt_tokens=len(self._ask.prompt_ids),
-            route=route_to_proto(route),
+            route=self._record.route(route),
         )
 
     def _note(self, route: Route) -> None:
@@ -163,13 +163,7 @@ class Run:
             client=client,
             record=self._record,
             metrics=rooms.metrics,
-            patience=Patience(
-                settings.relay_ready_s,
-                settings.rejoin_wait_s,
-                settings.stop_grace_s,
-                settings.singular_cut_s,
-                settings.turn_wait_s,
-            ),
+            patience=rooms.patience,
             failed=self._failed,
             forgive=self._forgive,
             fleet_changed=self._fleet_changed,

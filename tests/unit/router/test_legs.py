@@ -65,7 +65,12 @@ class Stub:
 def listened(room: Callable[[], Awaitable[object] | None] = lambda: None) -> tuple[Legs, asyncio.Queue[Event]]:
     """Legs, and what they say."""
     legs, heard = Legs(), asyncio.Queue[Event]()
-    legs.listen(heard.put_nowait, room)
+
+    def hear(event: Event) -> Awaitable[object] | None:
+        heard.put_nowait(event)
+        return room()
+
+    legs.listen(hear)
     return legs, heard
 
 
@@ -145,7 +150,7 @@ async def test_a_leg_that_its_own_word_has_closed_says_nothing_more() -> None:
         heard.append(event)
         legs.close(1)
 
-    legs.listen(hear, lambda: None)
+    legs.listen(hear)
     legs.decode(stub.open, "m0", OPEN)
     async with asyncio.timeout(1):
         while not stub.calls[0].cancelled:  # noqa: ASYNC110
@@ -167,7 +172,7 @@ async def test_what_others_tell_is_heard_as_the_requests_own() -> None:
     bind_request_id("r1")
     heard: asyncio.Queue[tuple[Event, str]] = asyncio.Queue()
     legs = Legs()
-    legs.listen(lambda event: heard.put_nowait((event, request_id.get())), lambda: None)
+    legs.listen(lambda event: heard.put_nowait((event, request_id.get())))
     bind_request_id("somebody else's")
     legs.tell(FleetChanged())
     assert heard.empty()
