@@ -16,9 +16,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import google_crc32c
 import numpy as np
 import torch
+from awscrt import checksums
 from torch import Tensor
 
 from kvrelay.cache_folder import exclusive
@@ -71,7 +71,7 @@ def write(path: Path, origin: Convertible) -> None:
                 if tensor is not None:
                     index[name] = _append(file, tensor)
             tail = json.dumps(index).encode()
-            file.write(tail + _TAIL.pack(len(tail), google_crc32c.value(tail)))
+            file.write(tail + _TAIL.pack(len(tail), checksums.crc32c(tail)))
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)
@@ -84,7 +84,7 @@ def _append(file: IO[bytes], tensor: Tensor) -> list[Any]:
     """The tensor's entry in the index."""
     file.write(bytes(-file.tell() % _ALIGNMENT))
     raw = tensor.float().contiguous().numpy().reshape(-1).view(np.uint8)
-    entry = [file.tell(), list(tensor.shape), google_crc32c.value(raw)]
+    entry = [file.tell(), list(tensor.shape), checksums.crc32c(raw)]
     for at in range(0, len(raw), _PIECE):
         file.write(raw[at : at + _PIECE].data)
     return entry
@@ -128,7 +128,7 @@ class StoredWeights:
         offset, shape, checksum = entry
         length = 4 * prod(shape)
         found = memoryview(self._map)[offset : offset + length]
-        if len(found) != length or google_crc32c.value(np.frombuffer(found, np.uint8)) != checksum:
+        if len(found) != length or checksums.crc32c(found) != checksum:
             log.warning("%s: tensor %s is damaged; the file is removed", self._path, name)
             self._path.unlink(missing_ok=True)
             self._index = {}
@@ -147,7 +147,7 @@ def _read_index(data: memoryview) -> dict[str, Any]:
     if length > len(data) - _TAIL.size:
         raise ValueError("truncated")
     raw = bytes(data[len(data) - _TAIL.size - length : len(data) - _TAIL.size])
-    if google_crc32c.value(raw) != checksum:
+    if checksums.crc32c(raw) != checksum:
         raise ValueError("its index is damaged")
     index: dict[str, Any] = json.loads(raw)
     return index

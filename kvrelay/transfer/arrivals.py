@@ -42,7 +42,7 @@ class Arrivals:
         given up by `unclaim`, and then either by `add` or not at all.
         """
         partial = self._partial.get(block)
-        if self.is_whole(block) or self.claimed(block, offset, length):
+        if block in self._whole or self.claimed(block, offset, length):
             return False
         if partial is not None and partial.touches(offset, length):
             return False
@@ -61,11 +61,12 @@ class Arrivals:
         """Bytes [offset, offset + length) of `block` are in place; whether that completed the block."""
         if block in self._whole:
             return False
-        coverage = self._partial.setdefault(block, Coverage(self._block_bytes))
-        coverage.add(offset, length)
-        if not coverage.complete:
-            return False
-        del self._partial[block]
+        if length < self._block_bytes:
+            coverage = self._partial.setdefault(block, Coverage(self._block_bytes))
+            coverage.add(offset, length)
+            if not coverage.complete:
+                return False
+        self._partial.pop(block, None)
         self._whole.add(block)
         self.received += 1
         while self.leading in self._whole:

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kvrelay.transfer import bulk_wire
 from kvrelay.transfer.bulk_connection import BulkConnection, BulkLost, connect
@@ -147,16 +147,17 @@ class BulkLane:
         self._news: asyncio.Queue[Reply | LaneLost | LaneRefused] = asyncio.Queue()
         self._closed = False
 
-    async def send(self, frame: Frame) -> int:
+    async def send(self, frames: Iterable[Frame]) -> int:
         """Part of Lane."""
         if self._bulk is None:
-            return await self._lane.send(frame)
-        header = bulk_wire.frame_header(self._number, frame)
+            return await self._lane.send(frames)
+        buffers: list[bytes | memoryview] = []
+        for frame in frames:
+            buffers += bulk_wire.frame_header(self._number, frame), frame.payload
         try:
-            await self._bulk.send(header, frame.payload)
+            return await self._bulk.send(buffers)
         except BulkLost as error:
             raise LaneLost(f"{self._carrier.peer}: {error}") from error
-        return len(header) + len(frame.payload)
 
     async def receive(self) -> Reply:
         """Part of Lane."""

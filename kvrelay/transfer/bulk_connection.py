@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from kvrelay.rpc.address import bare_host, split_address
@@ -15,7 +16,7 @@ from kvrelay.transfer.bulk_server import keep_alive
 from kvrelay.transfer.bulk_wire import BadMessage
 
 _READ_BYTES = 16 * 1024
-SHARE_BYTES = 512 * 1024
+SHARE_BYTES = 2 * 1024 * 1024
 """After so many without a wait the loop has its turn: acknowledgements, other lanes, other work of the program."""
 
 
@@ -66,26 +67,28 @@ class BulkConnection:
         if self._lanes.pop(number, None) is not None and not self.closed:
             self._ship(bulk_wire.detach(number))
 
-    async def send(self, header: bytes, payload: bytes | memoryview) -> None:
-        """Returns when the kernel has all of it: `payload` is not read after that, nor after a cancellation.
+    async def send(self, buffers: Sequence[bytes | memoryview]) -> int:
+        """Frames, each as its header and its payload; how many bytes that is.
 
-        Raises BulkLost.
+        Returns when the kernel has all of it: `buffers` are not read after that, nor after a cancellation. Raises
+        BulkLost.
         """
         if self.closed:
             raise BulkLost("the bulk connection is closed")
-        shipment = None if self._waiting else self._send_now(header, payload)
-        if shipment is None and not self._waiting:
-            self._unshared += len(payload)
+        size = sum(map(len, buffers))
+        shipment = self._ship(*buffers)
+        if not shipment.buffers:
+            self._unshared += size
             if self._unshared >= SHARE_BYTES:
                 self._unshared = 0
                 await asyncio.sleep(0)
-            return
-        shipment = shipment or self._ship(header, payload)
+            return size
         try:
             await shipment.done
         except asyncio.CancelledError:
             self._orphan(shipment)
             raise
+        return size
 
     def close(self) -> None:
         """Closes the socket. Idempotent; `gone` is not called."""
@@ -101,24 +104,6 @@ class BulkConnection:
                     shipment.done.exception()  # it may have no reader
             self._queue.clear()
 
-    def _send_now(self, header: bytes, payload: bytes | memoryview) -> "_Shipment | None":
-        """Nothing waits, so the kernel may take it all at once, as is usual: None then; else what is left is queued."""
-        try:
-            sent = self._sock.sendmsg((header, payload))
-        except BlockingIOError:
-            sent = 0
-        except OSError as error:
-            self._lose(f"the bulk connection was lost: {error}")
-            raise BulkLost(str(error)) from error
-        if sent == len(header) + len(payload):
-            return None
-        shipment = _Shipment(self._loop.create_future(), deque((memoryview(header), memoryview(payload))))
-        if sent:
-            shipment.sent(sent)
-        self._queue.append(shipment)
-        self._wait(True)
-        return shipment
-
     def _ship(self, *buffers: bytes | memoryview) -> "_Shipment":
         shipment = _Shipment(self._loop.create_future(), deque(memoryview(buffer) for buffer in buffers))
         self._queue.append(shipment)
@@ -127,10 +112,11 @@ class BulkConnection:
         return shipment
 
     def _orphan(self, shipment: "_Shipment") -> None:
-        """Nobody waits for it any more. Begun, it must be ended, or nothing after it could be read: from a copy."""
+        """Nobody waits for it any more. The frame that was begun is ended, from a copy: both ends stay in step."""
         if shipment in self._queue:
             if shipment.begun:
-                shipment.buffers = deque(memoryview(bytes(buffer)) for buffer in shipment.buffers)
+                frame = islice(shipment.buffers, 2 - len(shipment.buffers) % 2)
+                shipment.buffers = deque(memoryview(bytes(buffer)) for buffer in frame)
             else:
                 self._queue.remove(shipment)
 
@@ -186,7 +172,7 @@ class BulkConnection:
 
 
 class _Shipment:
-    """A frame with its header, or a message by itself, as far as it is not sent."""
+    """Frames with their headers, or a message by itself, as far as they are not sent."""
 
     __slots__ = ("begun", "buffers", "done")
 

@@ -109,7 +109,6 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._landing: Landing | _Void | None = None
         self._sender: ReceivingLane | None = None
         """Whose frame is landing."""
-        self._acks: dict[int, int] = {}
         self._stranger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,15 +168,14 @@ class BulkConnection(asyncio.BufferedProtocol):
     def _read_head(self) -> None:
         """All messages in `_head`, and as much of payloads as is there with them."""
         at = 0
-        while not self._in_payload:
-            length = bulk_wire.message_length(self._head[at : self._headed])
-            start = at + LENGTH_BYTES
-            if length is None or self._headed < start + length:
+        while not self._in_payload and (start := at + LENGTH_BYTES) <= self._headed:
+            end = start + bulk_wire.message_length(self._head, at)
+            if self._headed < end:
                 break
-            at = start + length
-            self._obey(bulk_wire.read_message(self._head[start:at]))
-            at += self._land_early(at)
-        self._head[: self._headed - at] = bytes(self._head[at : self._headed])
+            self._obey(bulk_wire.read_message(self._head[start:end]))
+            at = end + self._land_early(end)
+        if at < self._headed:
+            self._head[: self._headed - at] = bytes(self._head[at : self._headed])
         self._headed -= at
 
     def _land_early(self, at: int) -> int:
@@ -222,13 +220,12 @@ class BulkConnection(asyncio.BufferedProtocol):
             raise BadMessage(f"a payload of {message.payload_bytes} bytes")
         lane, about, length = self._lanes[message.lane], message.frame, message.payload_bytes
         self._sender = lane
-        self._landing = _Void(length, self._staging)
-        if lane is not None:
-            try:
-                frame = Frame(about.transfer_id, about.block, about.offset, about.crc32c, b"")
-                self._landing = lane.land(frame, length, self._staging)
-            except BadFrame as error:
-                lane.fail(error)
+        try:
+            frame = Frame(about.transfer_id, about.block, about.offset, about.crc32c, b"")
+            self._landing = _Void(length, self._staging) if lane is None else lane.land(frame, length, self._staging)
+        except BadFrame as error:
+            self._landing = _Void(length, self._staging)
+            cast(ReceivingLane, lane).fail(error)
         self._finish_if_whole()
 
     def _finish_if_whole(self) -> None:
@@ -243,14 +240,8 @@ class BulkConnection(asyncio.BufferedProtocol):
             self._sender.fail(error)
 
     def _ack(self, number: int, payload_bytes: int) -> None:
-        if not self._acks:
-            asyncio.get_running_loop().call_soon(self._send_acks)
-        self._acks[number] = payload_bytes
-
-    def _send_acks(self) -> None:
-        acks, self._acks = self._acks, {}
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(bulk_wire.ack(number, taken) for number, taken in acks.items()))
+            self._transport.write(bulk_wire.ack(number, payload_bytes))
 
 
 class _Void:

@@ -44,14 +44,9 @@ def ack(lane: int, payload_bytes: int) -> bytes:
     return _measured(kv_pb2.BulkAck(lane=lane, payload_bytes=payload_bytes))
 
 
-def message_length(data: memoryview) -> int | None:
-    """Length of the message at the beginning of `data`, its own two bytes not counted; None: too few bytes to tell.
-
-    BadMessage: longer than is allowed.
-    """
-    if len(data) < LENGTH_BYTES:
-        return None
-    length = int.from_bytes(data[:LENGTH_BYTES], "big")
+def message_length(data: memoryview, at: int) -> int:
+    """Length of the message whose two bytes of length, not counted, stand at `at`. BadMessage: more than is allowed."""
+    length: int = data[at] << 8 | data[at + 1]
     if length > MAX_MESSAGE_BYTES:
         raise BadMessage(f"a message of {length} bytes")
     return length
@@ -70,13 +65,15 @@ def read_acks(data: bytearray) -> list[kv_pb2.BulkAck]:
     acks: list[kv_pb2.BulkAck] = []
     at = 0
     with memoryview(data) as view:
-        while (length := message_length(view[at:])) is not None and len(data) >= at + LENGTH_BYTES + length:
-            at += LENGTH_BYTES
+        while (start := at + LENGTH_BYTES) <= len(data):
+            end = start + message_length(view, at)
+            if len(data) < end:
+                break
             try:
-                acks.append(kv_pb2.BulkAck.FromString(bytes(view[at : at + length])))
+                acks.append(kv_pb2.BulkAck.FromString(bytes(view[start:end])))
             except DecodeError as error:
                 raise BadMessage("no acknowledgement") from error
-            at += length
+            at = end
     del data[:at]
     return acks
 

@@ -1,6 +1,7 @@
 """What sender and receiver say to each other, and the interface of what carries it. Knows no gRPC, no sockets."""
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -124,8 +125,8 @@ class LaneRefused(Exception):
 class Lane(Protocol):
     """The sender's end of one Push stream. One task sends, one receives."""
 
-    async def send(self, frame: Frame) -> int:
-        """Sends `frame`; the bytes it takes on the wire, headers included. Returns when the next may be sent.
+    async def send(self, frames: Iterable[Frame]) -> int:
+        """Sends the frames of one turn; the bytes they take on the wire, headers included. Returns when more may come.
 
         Raises LaneLost; `receive` then raises too, and says why.
         """

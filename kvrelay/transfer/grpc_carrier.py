@@ -1,6 +1,7 @@
 """The carrier that always works: a lane is a Push stream, a connection is a channel. Knows no scheduling, no pool."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -28,18 +29,21 @@ class GrpcLane:
         self._offer: Offer | None = offer
         self._peer = peer
 
-    async def send(self, frame: Frame) -> int:
+    async def send(self, frames: Iterable[Frame]) -> int:
         """Part of Lane."""
-        message = wire.write_frame(frame)
+        wire_bytes = 0
         try:
-            await self._call.write(message)
+            for frame in frames:
+                message = wire.write_frame(frame)
+                await self._call.write(message)
+                wire_bytes += len(message) + wire.GRPC_PREFIX_BYTES
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise LaneLost(f"{self._peer}: {error}") from error
         except asyncio.CancelledError:
             if _cancelled_here():
                 raise
             raise LaneLost(f"{self._peer}: cancelled by the receiver") from None
-        return len(message) + wire.GRPC_PREFIX_BYTES
+        return wire_bytes
 
     async def receive(self) -> Reply:
         """Part of Lane; the first call sends the offer."""

@@ -9,10 +9,10 @@ from kvrelay.transfer.carrier import Carrier
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.frames import Span
 from kvrelay.transfer.outbox import Outbox
-from kvrelay.transfer.window import Flight, Window
+from kvrelay.transfer.window import MAX_TURN_FRAMES, Flight, Window
 
 AGING_EVERY = 8
-"""Of so many frames one goes to the push that has been here longest, however much it has left: none starves."""
+"""Of so many turns one goes to the push that has been here longest, however much it has left: none starves."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class Link:
         self._lanes_on[connection] -= 1
 
     def pump(self) -> None:
-        """Grants frames while the window has room. Called after whatever may have made one possible."""
+        """Grants turns while the window has room. Called after whatever may have made one possible."""
         now = time.monotonic()
         while ready := [entry for entry in self._entries if entry.ready]:
             entry = ready[0] if len(ready) == 1 else self._choose(ready)
@@ -98,25 +98,36 @@ class Slot:
         self._entry = entry
         self._lane = lane
         self._flights: deque[Flight] = deque()
-        self._waiter: asyncio.Future[Span] | None = None
+        self._waiter: asyncio.Future[list[Span]] | None = None
 
-    async def next(self) -> Span:
-        """Waits for the lane's turn; the span is under way from now on."""
+    async def next(self) -> list[Span]:
+        """Waits for the lane's turn: what to send, at least one span; all are under way from now on."""
         self._waiter = waiter = asyncio.get_running_loop().create_future()
         self._entry.idle.append(self)
         self._link.pump()
         try:
-            span: Span = await waiter
-            return span
+            spans: list[Span] = await waiter
+            return spans
         finally:
             self._waiter = None
 
     def grant(self, now: float) -> None:
         """It is this lane's turn. For the link, which has taken it off the idle ones."""
-        span = self._entry.outbox.take(self._lane, self._entry.feed.published)
-        self._flights.append(self._link.window.sent(span.length, now))
+        window, outbox, published = self._link.window, self._entry.outbox, self._entry.feed.published
+        spans: list[Span] = []
+        left = window.turn_bytes
+        while not spans or (
+            len(spans) < MAX_TURN_FRAMES
+            and outbox.has_next(published)
+            and outbox.next_length <= left
+            and window.admits(outbox.next_length, now)
+        ):
+            span = outbox.take(self._lane, published)
+            self._flights.append(window.sent(span.length, now))
+            spans.append(span)
+            left -= span.length
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(span)
+            self._waiter.set_result(spans)
 
     def acked(self, payload_bytes: int) -> bool:
         """The receiver has taken so many bytes on this lane in all; whether that is news."""

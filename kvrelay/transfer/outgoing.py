@@ -7,7 +7,7 @@ import time
 
 from kvrelay.transfer.carrier import Ack, Committed, Ended, Frame, KvBytes, Lane, LaneLost, LaneRefused, Missing, Offer
 from kvrelay.transfer.feed import BlockFeed
-from kvrelay.transfer.frames import checksum
+from kvrelay.transfer.frames import Span, checksum
 from kvrelay.transfer.link import Entry, Link, Slot
 from kvrelay.transfer.outbox import Outbox
 from kvrelay.transfer.patience import Patience
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 LANE_BYTES = 4 * 1024 * 1024
 """A push opens one more lane for each of these that the receiver misses."""
-NEAR_S = 0.002
-"""A round trip shorter than this is not worth several connections."""
+NEAR_S = 0.004
+"""A round trip shorter than this is not worth several connections; beside other work a frame's own is 2-3 ms."""
 FAILURES_BESIDE_OTHERS = 2
 """A lane that breaks so often in a row leaves its work to the push's other lanes."""
 
@@ -192,22 +192,20 @@ class OutgoingTransfer:
         return min(self._connections, -(-missing_bytes // LANE_BYTES))
 
     async def _write(self, slot: Slot, lane: Lane) -> None:
-        block_ids, transfer_id = self._feed.block_ids, self._offer.transfer_id
-        held, block = -1, memoryview(b"")
         try:
             while True:
-                span = await slot.next()
-                if span.block != held:
-                    held, block = span.block, self._pool.read(block_ids[span.block])
-                payload = block[span.offset : span.end]
-                sent = await lane.send(Frame(transfer_id, span.block, span.offset, checksum(payload), payload))
+                sent = await lane.send(map(self._frame, await slot.next()))
                 self._wire_bytes += sent
                 self._stats.wire_bytes += sent
         except LaneLost:
             return  # the reader hears why
         except Exception:
-            log.exception("push %s: cannot send", transfer_id)
+            log.exception("push %s: cannot send", self._offer.transfer_id)
             self._conclude(PushOutcome.FAILED, "internal error")
+
+    def _frame(self, span: Span) -> Frame:
+        payload = self._pool.read(self._feed.block_ids[span.block])[span.offset : span.end]
+        return Frame(self._offer.transfer_id, span.block, span.offset, checksum(payload), payload)
 
     def _last(self, reply: object) -> bool:
         match reply:

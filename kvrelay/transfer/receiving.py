@@ -1,6 +1,7 @@
 """One lane at the receiver: frames in, replies out. Writes on the loop, so that the fence needs no waiting."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from kvrelay.transfer.landing import Landing
 if TYPE_CHECKING:
     from kvrelay.transfer.receiver import IncomingTransfer, KvReceiver
 
-ACK_BYTES = 64 * 1024
+ACK_BYTES = 2 * 1024 * 1024
 """So many payload bytes are acknowledged at once ..."""
-ACK_DELAY_S = 0.003
-"""... and fewer after this time."""
+ACK_EVERY_S = 0.002
+"""... and fewer if the last acknowledgement is so long ago, or once it is."""
 
 
 class BadFrame(StageFailed):
@@ -36,6 +37,7 @@ class ReceivingLane:
         self._landing: Landing | None = None
         self._taken = 0
         self._acked = 0
+        self._acked_at = 0.0
         self._error: Exception | None = None
         self._closed = False
         self._wake = asyncio.Event()
@@ -116,15 +118,16 @@ class ReceivingLane:
         size = sum(map(len, missing)) * self._offer.block_bytes
         doors = self._receiver.doors if self._offer.bulk and size else None
         yield Missing(missing, size, None if doors is None else doors.open(self))
+        told = 0
         while (verdict := admitted.verdict()) is None:
             await self._wake.wait()
             self._wake.clear()
             if self._error is not None:
                 raise self._error
-            if self._acked < self._taken and not admitted.is_committed:
-                self._acked = self._taken
+            if self._acked > told and not admitted.is_committed:
+                told = self._acked
                 if self.ack_elsewhere is None:
-                    yield Ack(self._acked)
+                    yield Ack(told)
         yield verdict
 
     def fail(self, error: Exception) -> None:
@@ -197,14 +200,19 @@ class ReceivingLane:
         self._receiver.stats.frames += 1
         self._receiver.stats.payload_bytes += length
         self._taken += length
-        if self.ack_elsewhere is not None:
-            self.ack_elsewhere(self._taken)
-        else:
-            self._plan_ack()
+        since = time.monotonic() - self._acked_at
+        if self._taken - self._acked >= ACK_BYTES or since >= ACK_EVERY_S:
+            self._acknowledge()
+        elif self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_EVERY_S - since, self._acknowledge)
         incoming.settle()
 
-    def _plan_ack(self) -> None:
-        if self._taken - self._acked >= ACK_BYTES:
+    def _acknowledge(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._acked, self._acked_at = self._taken, time.monotonic()
+        if self.ack_elsewhere is not None:
+            self.ack_elsewhere(self._acked)
+        else:
             self.wake()
-        elif self._ack_timer is None or self._ack_timer.when() <= asyncio.get_running_loop().time():
-            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self.wake)

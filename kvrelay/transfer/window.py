@@ -1,7 +1,7 @@
 """How many bytes may be under way to one peer, from what its acknowledgements say. Pure: the caller tells the time."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MIN_WINDOW_BYTES = 512 * 1024
 MAX_WINDOW_BYTES = 16 * 1024 * 1024
@@ -22,12 +22,16 @@ LATE_S = 0.004
 FRAME_S = 0.002
 """A frame takes so long on its link, within its limits: what is urgent waits for one, and each has its price."""
 MAX_FRAME_BYTES = 1024 * 1024
+MAX_TURN_BYTES = 4 * 1024 * 1024
+"""Frames that take less than `FRAME_S` go several in a turn, up to this: a large copy fills the processor's cache with
+KV, and what Python does after it costs several times what it otherwise would."""
+MAX_TURN_FRAMES = 256
+"""Two buffers each: the kernel takes 1024."""
 _FORGET_S = 1.0
 """Busy seconds after which a slower rate has mostly replaced a faster one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """What was known when a frame left: its acknowledgement turns it into one sample of rate and round trip."""
 
     size: int
@@ -61,6 +65,8 @@ class Window:
         self.rate = 0.0
         """Bytes a second that the link can bear, rather too much than too little; 0 = not measured."""
         self.round_trip_s: float | None = None
+        self.size = MIN_WINDOW_BYTES
+        """Bytes that may be under way."""
         self._measured_at = 0.0
         self._delivered = 0
         self._delivered_at = 0.0
@@ -87,15 +93,9 @@ class Window:
         return max(self.frame_bytes, min(int(self.rate * FRAME_S), MAX_FRAME_BYTES))
 
     @property
-    def size(self) -> int:
-        """Bytes that may be under way."""
-        if self.round_trip_s is None:
-            return MIN_WINDOW_BYTES
-        gain = GROWING_GAIN if self._growing else GAIN
-        wanted = self.rate * (gain * self.round_trip_s + LATE_S) + 2 * self.next_frame_bytes
-        least = min(MIN_WINDOW_BYTES, self.rate * LEAST_QUEUE_S)
-        most = min(MAX_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
-        return int(min(max(wanted, least), most))
+    def turn_bytes(self) -> int:
+        """What a push may send before it is asked again whose turn it is; a frame at least."""
+        return max(self.next_frame_bytes, min(int(self.rate * FRAME_S), MAX_TURN_BYTES))
 
     def admits(self, size: int, now: float) -> bool:
         """A frame of `size` bytes may leave now."""
@@ -131,10 +131,20 @@ class Window:
         if elapsed > 0:
             self._measure_rate((self._delivered - flight.delivered) / elapsed, flight.starved, since)
             self._look_for_growth(now)
+        self.size = self._fitting_size()
 
     def lost(self, flight: Flight) -> None:
         """A frame will not be acknowledged: its lane broke."""
         self.in_flight -= flight.size
+
+    def _fitting_size(self) -> int:
+        if self.round_trip_s is None:
+            return MIN_WINDOW_BYTES
+        gain = GROWING_GAIN if self._growing else GAIN
+        wanted = self.rate * (gain * self.round_trip_s + LATE_S) + 2 * self.next_frame_bytes
+        least = min(MIN_WINDOW_BYTES, self.rate * LEAST_QUEUE_S)
+        most = min(MAX_WINDOW_BYTES, max(self.frame_bytes, self.rate * LONGEST_QUEUE_S))
+        return int(min(max(wanted, least), most))
 
     def _measure_round_trip(self, seconds: float, alone: bool, now: float) -> None:
         stale = now - self._measured_at > PROBE_AFTER_S

@@ -261,13 +261,13 @@ async def test_frames_after_the_end_are_refused_and_never_written(carrier: str) 
         peer = rig.watch.factory(rig.target(), 1)
         lane = peer.open(0, offer_of(rig))
         assert isinstance(await lane.receive(), Missing)
-        await lane.send(frame_of(rig, 0))
+        await lane.send([frame_of(rig, 0)])
         await until(lambda: incoming.leading_blocks == 1)
         incoming.end()
         before = bytes(rig.pool.bytes)
         with contextlib.suppress(LaneLost):  # the lane may be closed under it
             for block in range(1, 8):
-                await lane.send(frame_of(rig, block))
+                await lane.send([frame_of(rig, block)])
                 await asyncio.sleep(0.01)
             while isinstance(reply := await lane.receive(), Ack):
                 pass
@@ -338,7 +338,7 @@ async def test_a_frame_outside_the_transfer_breaks_its_lane_only(
         lane = peer.open(0, offer_of(rig))
         assert isinstance(await lane.receive(), Missing)
         payload = bytes(length)
-        await lane.send(Frame(transfer_id, block, offset, checksum(payload), payload))
+        await lane.send([Frame(transfer_id, block, offset, checksum(payload), payload)])
         with pytest.raises(LaneLost, match="frame"):
             await lane.receive()
         lane.close()
@@ -353,11 +353,11 @@ async def test_frames_that_come_again_or_overlap_change_nothing(carrier: str) ->
         lane = peer.open(0, offer_of(rig))
         await lane.receive()
         for offset, length in ((4000, 4192), (0, 5000), (100, 50), (0, 8192)):
-            await lane.send(frame_of(rig, 1, offset=offset, length=length))
-        await lane.send(frame_of(rig, 1))
+            await lane.send([frame_of(rig, 1, offset=offset, length=length)])
+        await lane.send([frame_of(rig, 1)])
         await until(lambda: rig.receiver.stats.frames == 5)
         assert rig.receiver.stats.frames_repeated == 3
-        await lane.send(frame_of(rig, 0))
+        await lane.send([frame_of(rig, 0)])
         assert await incoming.committed() == 2
         assert rig.arrived
         lane.close()

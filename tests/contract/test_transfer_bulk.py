@@ -374,7 +374,7 @@ async def test_acknowledgements_come_on_the_bulk_connection_and_the_end_on_the_s
     async with rigged("bulk") as rig:
         incoming = rig.receiver.expect("t1", range(8), 0)
         async with offered(rig, BulkCarriers()) as lane:
-            await lane.send(frame_of(rig, 0))
+            await lane.send([frame_of(rig, 0)])
             assert await lane.receive() == Ack(BLOCK)
             incoming.end()
             assert await lane.receive() == Ended(EndReason.RELEASED)
@@ -410,7 +410,7 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
 
     async def send() -> None:
         for payload in payloads:
-            await connection.send(b"header", payload)
+            await connection.send([b"header", payload])
 
     sending = asyncio.ensure_future(send())
     await asyncio.sleep(0.2)

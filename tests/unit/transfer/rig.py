@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -129,8 +129,8 @@ class MeddledLane:
         self._lane = lane
         self._meddle = meddle
 
-    async def send(self, frame: Frame) -> int:
-        return await self._lane.send(self._meddle(frame))
+    async def send(self, frames: Iterable[Frame]) -> int:
+        return await self._lane.send(map(self._meddle, frames))
 
     async def receive(self) -> Reply:
         return await self._lane.receive()

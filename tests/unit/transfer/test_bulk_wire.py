@@ -9,7 +9,7 @@ from kvrelay.transfer.carrier import Frame
 
 def body(data: bytes) -> memoryview:
     view = memoryview(data)
-    assert bulk_wire.message_length(view) == len(data) - 2
+    assert bulk_wire.message_length(view, 0) == len(data) - 2
     return view[2:]
 
 
@@ -39,8 +39,7 @@ def test_acknowledgements_are_read_as_they_come_in_any_pieces() -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_its_message_is_there() -> None:
     with pytest.raises(BadMessage, match="1025"):
-        bulk_wire.message_length(memoryview(b"\x04\x01"))
-    assert bulk_wire.message_length(memoryview(b"\x04")) is None
+        bulk_wire.message_length(memoryview(b"\x00\x04\x01"), 1)
     with pytest.raises(BadMessage):
         bulk_wire.frame_header(1, Frame("x" * 1024, 0, 0, 0, b""))
 

@@ -36,12 +36,15 @@ class Push:
         self.outbox.asked(0, [BlockRange(0, blocks)])
         self.slot = Slot(link, self.entry, 0)
         self.granted: list[Span] = []
+        self.turns: list[int] = []
         self.feed.subscribe(link.pump)
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         while True:
-            self.granted.append(await self.slot.next())
+            spans = await self.slot.next()
+            self.turns.append(len(spans))
+            self.granted += spans
 
     def ack(self) -> None:
         self.slot.acked(sum(span.length for span in self.granted))
@@ -107,6 +110,19 @@ async def test_a_large_push_gets_its_share_among_ever_new_small_ones() -> None:
     assert len(large.granted) >= 5 + 120 // AGING_EVERY - 2
     for push in (large, *small):
         await push.stop(link)
+
+
+async def test_on_a_fast_link_a_turn_is_of_several_frames_but_never_beyond_the_window_or_what_is_published() -> None:
+    link = a_link()
+    link.window.rate = 1e9
+    push = Push(link, 12, published=2)
+    await settle()
+    assert push.turns == [2]
+    push.feed.publish(12)
+    await settle()
+    assert push.turns == [2, 3]  # five fit the smallest window
+    assert link.window.in_flight == 5 * FRAME
+    await push.stop(link)
 
 
 async def test_only_published_blocks_are_granted_and_publishing_wakes_the_lane() -> None:
