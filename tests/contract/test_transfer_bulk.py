@@ -422,3 +422,36 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
     assert bytes(arrived) == b"".join(b"header" + payload for payload in payloads)
     server.close()
     await server.wait_closed()
+
+
+async def test_a_cancelled_turn_ends_its_frame_from_a_copy_and_drops_the_frames_behind_it() -> None:
+    arrived = bytearray()
+    reading = asyncio.Event()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reading.wait()
+        while data := await reader.read(1 << 20):
+            arrived.extend(data)
+        writer.close()
+
+    server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=1024)
+    connection = BulkConnection(await connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), lambda gone: None)
+    payloads = [bytearray([i]) * (1 << 20) for i in range(1, 25)]
+    frames = [b"header%02d" % p[0] + bytes(p) for p in payloads]
+    turn = [part for p in payloads for part in (b"header%02d" % p[0], memoryview(p))]
+    sending = asyncio.ensure_future(connection.send(turn))
+    await asyncio.sleep(0.2)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    for payload in payloads:  # given to another request
+        payload[:] = bytes(len(payload))
+    reading.set()
+    await connection.send([b"header99", b"behind"])
+    connection.close()
+    await until(lambda: arrived.endswith(b"header99behind"))
+    whole = len(arrived) // len(frames[0])
+    assert 0 < whole < 24
+    assert bytes(arrived) == b"".join(frames[:whole]) + b"header99behind"
+    server.close()
+    await server.wait_closed()
