@@ -50,6 +50,8 @@ class PipPeer(Peer):
     package: str
     settings: tuple[str, ...] = ()
     """Environment variables."""
+    without: tuple[str, ...] = ()
+    """What it brings along and cannot load."""
 
     def _interpreter(self) -> list[str]:
         folder = PEERS / self.name
@@ -57,6 +59,8 @@ class PipPeer(Peer):
         if not ready.exists() or ready.read_text() != self.package:
             venv.create(folder, with_pip=True)
             subprocess.run([python, "-m", "pip", "install", "-q", "--only-binary", ":all:", self.package], check=True)
+            if self.without:
+                subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *self.without], check=True)
             ready.write_text(self.package)
         return ["env", *self.settings, str(python)]
 
@@ -103,6 +107,7 @@ KNOWN: tuple[Peer, ...] = (
             "VLLM_NO_USAGE_STATS=1",
             "HF_HUB_OFFLINE=1",
         ),
+        ("torchvision", "torchaudio", "torchcodec"),  # built for CUDA's torch
     ),
 )
 

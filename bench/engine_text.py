@@ -8,7 +8,7 @@ import numpy as np
 from kvrelay.text.tokenizer import load_tokenizer
 
 WINDOW = 1024
-TOPICS = ("assignment", "classes", "exceptions", "function", "import", "lambda", "numbers", "types")
+TOPICS = ("execmodel", "import", "try", "calls", "function", "assignment")
 
 Logits = np.ndarray[tuple[int, int], np.dtype[np.floating]]
 

@@ -19,6 +19,8 @@ from kvrelay.model.rope import Rotation
 
 CHUNK_TOKENS = 256
 """As kernels.attention.CHUNK_TOKENS."""
+BARRIER_BYTES = 128
+"""As kernels.team.BARRIER_BYTES."""
 _SMALL = 1 << 15
 """Elements up to which a pass is quicker on one thread than a team is woken."""
 
@@ -146,6 +148,7 @@ class AttentionBlock:
                 block.ITEM: kv.itemsize,
                 block.PIECE_CODE: fused.piece.address,
                 block.SELF: self.arguments.address,
+                block.BARRIER: torch.zeros(BARRIER_BYTES, dtype=torch.uint8),
             }
         )
 

@@ -91,7 +91,6 @@ def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str
     for symbol, name in (
         ("kvrelay_team_size", "omp_get_num_threads"),
         ("kvrelay_team_rank", "omp_get_thread_num"),
-        ("kvrelay_team_barrier", "GOMP_barrier"),
     ):
         # Without OpenMP the team has one thread, and these are never called.
         function: Any = ctypes.CDLL(None).abort if library is None else getattr(library, name)
@@ -118,7 +117,7 @@ def _openmp() -> ctypes.CDLL | None:
     for name in (*map(str, sorted(shipped.glob("libgomp*.so*"))), "libgomp.so.1"):
         try:
             library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-            _ = library.GOMP_parallel, library.GOMP_barrier
+            _ = library.GOMP_parallel
         except (OSError, AttributeError):
             continue
         return library

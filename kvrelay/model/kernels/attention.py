@@ -11,7 +11,7 @@ from numba import carray, njit
 from kvrelay.model.kernels import block
 from kvrelay.model.kernels.product import tile
 from kvrelay.model.kernels.rows import exp, place
-from kvrelay.model.kernels.team import FAST, STRICT, call_8, pointer, share, team_barrier
+from kvrelay.model.kernels.team import FAST, STRICT, call_8, pointer, share, wait
 from kvrelay.model.kernels.vectors import sums_1_4, sums_2_4, sums_3_4, sums_4_4
 
 CHUNK_TOKENS = 256
@@ -56,8 +56,7 @@ def attend_rows(dtype: Any, a: Any, size: int, rank: int) -> None:
         out = a[block.MERGED] + (head * group * count + work // kv_heads) * length
         run, table = a[block.LAYER] * 2 * kv_heads + head, a[block.TABLE] + offset * 8
         call_8(a[block.PIECE_CODE], (a[block.SELF], query, table, start, stop, run, scores, out))
-    if size > 1:
-        team_barrier()
+    wait(a[block.BARRIER], size)
     attended = carray(pointer(a[block.ATTENDED]), (a[block.ATTENDED_COUNT], 3), np.int64)
     pieces = carray(pointer(a[block.MERGED]), (heads, count, head_dim + 2), dtype)
     merged = carray(pointer(a[block.ATTENTION]), (a[block.ROWS], heads, head_dim), dtype)
@@ -93,7 +92,8 @@ def piece(
     for g in range(group):
         head = carray(pointer(out + g * step), head_dim + 2, dtype)
         head[head_dim], head[head_dim + 1] = _weigh(weights[g], end - first, scale)
-        head[:head_dim] = 0
+        for i in range(head_dim):
+            head[i] = 0
     for at in range(first, end, block_tokens):
         here, count = keys + side + table[at // block_tokens] * block_step, min(block_tokens, end - at)
         later = at + block_tokens
@@ -164,7 +164,8 @@ def _merge(pieces: Any, out: Any) -> None:
     for n in range(pieces.shape[0]):
         best = pieces[n, head_dim] if pieces[n, head_dim] > best else best
     total = best - best
-    out[:] = 0
+    for i in range(head_dim):
+        out[i] = 0
     for n in range(pieces.shape[0]):
         factor = exp(pieces[n, head_dim] - best)
         total += factor * pieces[n, head_dim + 1]

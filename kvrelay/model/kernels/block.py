@@ -33,8 +33,9 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
     ITEM,  # bytes of an element
     PIECE_CODE,  # address of that function
     SELF,  # address of this block
+    BARRIER,  # address of zeros, team.BARRIER_BYTES
     ATTENTION_LENGTH,
-) = range(30)
+) = range(31)
 """What `attention` takes; the rest is for `step`."""
 
 (

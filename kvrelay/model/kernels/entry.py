@@ -14,7 +14,7 @@ from kvrelay.model.kernels import step as whole
 from kvrelay.model.kernels.attention import attend_rows, piece, store_rows
 from kvrelay.model.kernels.product import product
 from kvrelay.model.kernels.rows import gated, normalized
-from kvrelay.model.kernels.team import pointer, share, team_barrier, team_rank, team_size
+from kvrelay.model.kernels.team import pointer, share, team_rank, team_size, wait
 
 _EIGHT, _ELEVEN = (types.void(*[types.int64] * arguments) for arguments in (8, 11))
 
@@ -58,8 +58,7 @@ def between_products(dtype: Any) -> dict[str, Any]:
         size, rank = (1, 0) if a[block.TEAM] == 1 else (np.int64(team_size()), np.int64(team_rank()))
         store_rows(dtype, a, size, rank)
         if a[block.PIECE_COUNT]:
-            if size > 1:
-                team_barrier()
+            wait(a[block.BARRIER], size)
             attend_rows(dtype, a, size, rank)
 
     @cfunc(_EIGHT, cache=True, error_model="numpy")

@@ -91,4 +91,5 @@ def place(row: Any, cos: Any, sin: Any, norm: Any, eps: Any, runs: Any, first_ru
             normalized(row[head], norm[head], eps, row[head])
         rotate(row[head, :half], row[head, half:], cos, sin)
     for head in range(2 * kv_heads):
-        runs[first_run + head, slot, :] = row[heads + head]
+        for i in range(row.shape[1]):
+            runs[first_run + head, slot, i] = row[heads + head, i]

@@ -10,7 +10,7 @@ from numba import carray, njit
 
 from kvrelay.model.kernels import block
 from kvrelay.model.kernels.rows import gated, normalized
-from kvrelay.model.kernels.team import FAST, STRICT, call_1, call_11, pointer, share_of_outputs, team_barrier
+from kvrelay.model.kernels.team import FAST, STRICT, call_1, call_11, pointer, share_of_outputs, wait
 
 
 @njit(**STRICT)
@@ -27,9 +27,9 @@ def attention_half(dtype: Any, a: Any, at: Any, layer: int, size: int, rank: int
         (normed, width * item, rows, weights, width, first, end, qkv, outputs * item, scales, biases),
     )
     a[block.LAYER], a[block.HEAD_NORMS] = layer, at[block.QK_NORMS]  # every thread writes the same
-    _wait(size)
+    wait(a[block.BARRIER], size)
     call_1(a[block.ATTENTION_CODE], a[block.SELF])
-    _wait(size)
+    wait(a[block.BARRIER], size)
     _add_product(
         dtype, a, a[block.ATTENTION], heads * item, at[block.OUT_WEIGHTS], heads, at[block.OUT_SCALES], size, rank
     )
@@ -51,7 +51,7 @@ def feed_forward_half(dtype: Any, a: Any, at: Any, size: int, rank: int) -> None
     gates = carray(pointer(both), (rows, 2 * inner), dtype)
     for row in range(rows):
         gated(gates[row, first:end], gates[row, inner + first : inner + end], gates[row, first:end])
-    _wait(size)
+    wait(a[block.BARRIER], size)
     _add_product(dtype, a, both, step, at[block.DOWN_WEIGHTS], inner, at[block.DOWN_SCALES], size, rank)
 
 
@@ -105,10 +105,4 @@ def _add_product(
     for row in range(rows):
         for i in range(first, end):
             x[row, i] += delta[row, i]
-    _wait(size)
-
-
-@njit(**STRICT)
-def _wait(size: int) -> None:
-    if size > 1:
-        team_barrier()
+    wait(a[block.BARRIER], size)

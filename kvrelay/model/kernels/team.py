@@ -11,7 +11,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-TEAM_SIZE, TEAM_RANK, TEAM_BARRIER = "kvrelay_team_size", "kvrelay_team_rank", "kvrelay_team_barrier"
+TEAM_SIZE, TEAM_RANK = "kvrelay_team_size", "kvrelay_team_rank"
 """Symbols that `native` points at the OpenMP library before anything here is compiled or loaded."""
 STRICT: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FAST: dict[str, Any] = {**STRICT, "fastmath": {"contract", "reassoc", "nsz", "arcp"}}
@@ -19,7 +19,13 @@ FAST: dict[str, Any] = {**STRICT, "fastmath": {"contract", "reassoc", "nsz", "ar
 
 team_size = types.ExternalFunction(TEAM_SIZE, types.int32())
 team_rank = types.ExternalFunction(TEAM_RANK, types.int32())
-team_barrier = types.ExternalFunction(TEAM_BARRIER, types.void())
+
+BARRIER_BYTES = 128
+_GENERATION = 64  # a cache line of its own
+_SPINS = 4096
+"""Some 10 us; who waits longer lets others have its core, as one of them may be the thread it waits for."""
+
+_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 @intrinsic
@@ -28,6 +34,61 @@ def pointer(typingctx: Any, address: Any) -> Any:
     return types.voidptr(address), lambda context, builder, signature, args: builder.inttoptr(
         args[0], cgutils.voidptr_t
     )
+
+
+@intrinsic
+def _arrive(typingctx: Any, address: Any) -> Any:
+    """Adds 1 at an address; what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _pointer(builder, args[0]), ir.IntType(64)(1), "acq_rel")
+
+    return types.int64(address), generate
+
+
+@intrinsic
+def _read(typingctx: Any, address: Any) -> Any:
+    """What is at an address, and all that was written before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
+
+    return types.int64(address), generate
+
+
+@intrinsic
+def _write(typingctx: Any, address: Any, value: Any) -> Any:
+    """For _read()."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(address, types.int64), generate
+
+
+def _pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(64).as_pointer())
+
+
+@njit(**STRICT)
+def wait(barrier: int, size: int) -> None:
+    """Until all threads are here. barrier: address of BARRIER_BYTES, zeros at first.
+
+    libgomp's own barrier spins for milliseconds, which a thread without a core of its own pays for at every barrier.
+    """
+    if size == 1:
+        return
+    before = _read(barrier + _GENERATION)
+    if _arrive(barrier) == size - 1:
+        _write(barrier, 0)
+        _write(barrier + _GENERATION, before + 1)
+        return
+    spins = 0
+    while _read(barrier + _GENERATION) == before:
+        spins += 1
+        if spins > _SPINS:
+            _yield()
 
 
 def _call(arguments: int) -> Any:
