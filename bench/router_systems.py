@@ -30,14 +30,14 @@ class Plan:
 
     prompt_tokens: int = 512
     output_tokens: int = 8
-    requests: int = 200
+    requests: int = 150
     """Of one run and system."""
     at_once: int = 8
     runs: int = 5
     streams: int = 16
-    stream_tokens: int = 2000
+    stream_tokens: int = 1000
     """Of each stream, one a message, as fast as they are taken."""
-    paced_tokens: int = 500
+    paced_tokens: int = 300
     step_us: int = 8000
     """Of each stream, when it is paced: 2,000 messages a second, so the router sleeps between them."""
     backlog_tokens: int = 50_000

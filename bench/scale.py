@@ -40,7 +40,7 @@ class Plan:
 
     stages: tuple[int, ...] = (1, 2, 4, 8)
     """Of each role."""
-    seconds: float = 15.0
+    seconds: float = 7.0
     """Measured, after as many of warm-up as an answer takes."""
     pace: str = "fixed=50,token=0.1"
     decode_slots: int = 4
@@ -128,7 +128,7 @@ async def load(running: Cluster, plan: Plan, stages: int, seconds: float, seed: 
         hits=HitRates.parse(plan.hits),
         prompt_tokens=Lengths(plan.prompt_tokens, plan.prompt_tokens),
         output_tokens=Lengths(plan.output_tokens, plan.output_tokens),
-        documents=4 * stages,
+        documents=2 * stages,
     )
     target = RouterTarget(running.router_address, greedy(router_pb2.PIPELINE_P_RLD_MD).SerializeToString())
     clients = ClosedLoop(plan.decode_slots * stages * 3 // 2)
