@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -57,15 +57,18 @@ class Member:
     name: str
     pss_bytes: int
     private_bytes: int
-    """Its own alone."""
+    """In no other process: of its own, or of a file that nobody else has mapped."""
+    anonymous_bytes: int
+    """Of no file."""
     cpu_s: float
     """So far."""
 
 
-def memory_of(rollup: str) -> tuple[int, int]:
-    """The text of /proc/PID/smaps_rollup -> (PSS, private) in bytes."""
+def memory_of(rollup: str) -> tuple[int, int, int]:
+    """The text of /proc/PID/smaps_rollup -> (PSS, private, anonymous) in bytes."""
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines()[1:]}
-    return 1024 * kilobytes["Pss"], 1024 * (kilobytes["Private_Clean"] + kilobytes["Private_Dirty"])
+    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+    return 1024 * kilobytes["Pss"], 1024 * private, 1024 * kilobytes["Anonymous"]
 
 
 def name_of(argv: list[str]) -> str:
@@ -81,8 +84,8 @@ def members(root: int) -> list[Member]:
     found = []
     parent = psutil.Process(root)
     for process in [parent, *parent.children(recursive=True)]:
-        pss, private = memory_of(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
-        found.append(Member(name_of(process.cmdline()), pss, private, cpu_s(process.pid)))
+        memory = memory_of(Path(f"/proc/{process.pid}/smaps_rollup").read_text())
+        found.append(Member(name_of(process.cmdline()), *memory, cpu_s(process.pid)))
     return found
 
 
@@ -165,10 +168,10 @@ async def start(plan: Plan, *, quick: bool) -> Report:
     report.figures["weights_mb"] = Figure(weights / 1e6)
     report.figures["kv_blocks_mb"] = Figure(blocks / 1e6)
     rows = [
-        [one.name, f"{one.cpu_s:.1f}", f"{then.pss_bytes / 1e6:.0f}", f"{then.private_bytes / 1e6:.0f}"]
+        [one.name, f"{one.cpu_s:.1f}", *(f"{size / 1e6:.0f}" for size in astuple(then)[1:4])]
         for one, then in zip(began, used, strict=True)
     ]
-    columns = ["process", "CPU-s when ready", "PSS, MB, after requests", "of it private"]
+    columns = ["process", "CPU-s when ready", "PSS, MB, after requests", "private", "anonymous"]
     report.tables.append(("last start", columns, rows))
     report.data["processes"] = [asdict(one) for one in used]
     return report

@@ -14,6 +14,7 @@ Pss:              400 kB
 Pss_Dirty:        100 kB
 Private_Clean:     50 kB
 Private_Dirty:    200 kB
+Anonymous:        180 kB
 """
 
 
@@ -23,8 +24,8 @@ def test_a_process_is_named_after_its_program() -> None:
     assert name_of(["/opt/redis-server 127.0.0.1:7"]) == "redis-server"
 
 
-def test_memory_is_the_proportional_share_and_what_is_private() -> None:
-    assert memory_of(ROLLUP) == (400 * 1024, 250 * 1024)
+def test_memory_is_the_proportional_share_what_is_private_and_what_is_anonymous() -> None:
+    assert memory_of(ROLLUP) == (400 * 1024, 250 * 1024, 180 * 1024)
 
 
 def test_the_clock_of_a_process_is_its_own_cpu_time() -> None:
