@@ -19,7 +19,7 @@ class EnginePlan:
     steps: int = 24
     """Timed decode steps of each shape, after `warm` ones."""
     warm: int = 4
-    prefill: tuple[tuple[int, int], ...] = ((512, 3), (2048, 2), (4096, 1))
+    prefill: tuple[tuple[int, int], ...] = ((512, 5), (2048, 3), (4096, 1))
     """(tokens, timed runs), after the prefills that decode's shapes need."""
     decode: tuple[tuple[int, int], ...] = ((1, 512), (8, 512), (1, 4096))
     """(sequences, context)."""
