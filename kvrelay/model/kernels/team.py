@@ -75,7 +75,7 @@ def _pointer(builder: Any, address: Any) -> Any:
 def wait(barrier: int, size: int) -> None:
     """Until all threads are here. barrier: address of BARRIER_BYTES, zeros at first.
 
-    libgomp's own barrier spins for milliseconds, which a thread without a core of its own pays for at every barrier.
+    libgomp's own barrier spins for long, and a thread without a core of its own may pay for that at every barrier.
     """
     if size == 1:
         return
