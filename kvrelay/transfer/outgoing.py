@@ -192,9 +192,18 @@ class OutgoingTransfer:
         return min(self._connections, -(-missing_bytes // LANE_BYTES))
 
     async def _write(self, slot: Slot, lane: Lane) -> None:
+        held, block = -1, memoryview(b"")
+
+        def frame(span: Span) -> Frame:
+            nonlocal held, block
+            if span.block != held:  # read once: where the pool is not in host memory, reading copies
+                held, block = span.block, self._pool.read(self._feed.block_ids[span.block])
+            payload = block[span.offset : span.end]
+            return Frame(self._offer.transfer_id, span.block, span.offset, checksum(payload), payload)
+
         try:
             while True:
-                sent = await lane.send(map(self._frame, await slot.next()))
+                sent = await lane.send(map(frame, await slot.next()))
                 self._wire_bytes += sent
                 self._stats.wire_bytes += sent
         except LaneLost:
@@ -202,10 +211,6 @@ class OutgoingTransfer:
         except Exception:
             log.exception("push %s: cannot send", self._offer.transfer_id)
             self._conclude(PushOutcome.FAILED, "internal error")
-
-    def _frame(self, span: Span) -> Frame:
-        payload = self._pool.read(self._feed.block_ids[span.block])[span.offset : span.end]
-        return Frame(self._offer.transfer_id, span.block, span.offset, checksum(payload), payload)
 
     def _last(self, reply: object) -> bool:
         match reply:

@@ -11,7 +11,7 @@ LONGEST_QUEUE_S = 2.0
 """On a very thin link the most: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
 """A round trip older than this is measured again, with nothing else under way."""
-GAIN = 1.5
+GAIN = 1.35
 """Round trips that may be under way: what is more than one stands in a queue, and what is urgent behind it."""
 GROWING_GAIN = 2.0
 """The same while the rate was higher by a quarter than before, within ..."""
@@ -49,9 +49,9 @@ class Flight(NamedTuple):
 
 
 class Window:
-    """rate x (1.5 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
+    """rate x (1.35 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
 
-    While the rate still grows, 2 round trips instead of 1.5, so that a link is found full in a few of them.
+    While the rate still grows, 2 round trips instead of 1.35, so that a link is found full in a few of them.
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
     over that time, or over the time in which they left if that was longer (acknowledgements come in bursts); samples

@@ -85,6 +85,20 @@ async def test_a_block_larger_than_a_frame_comes_in_several(carrier: str) -> Non
         assert rig.receiver.stats.frames == 9
 
 
+async def test_a_block_of_several_frames_is_read_from_the_pool_once(
+    carrier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the pool is not in host memory, each reading copies all of the block."""
+    async with rigged(carrier, block_kib=64, frame_bytes=8192, connections=1) as rig:
+        reads: list[int] = []
+        read = rig.source.read
+        monkeypatch.setattr(rig.source, "read", lambda block: reads.append(block) or read(block))
+        async with rig.receiver.expect("t1", range(8), 0):
+            assert (await rig.push().done()).outcome is PushOutcome.COMMITTED
+        assert rig.arrived
+        assert reads == list(range(8))
+
+
 async def test_blocks_cross_while_later_ones_are_still_computed(carrier: str) -> None:
     async with rigged(carrier) as rig, rig.receiver.expect("t1", range(8), 2) as incoming:
         feed = rig.feed(0)

