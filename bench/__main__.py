@@ -10,7 +10,15 @@ from typing import Any
 
 from bench.output import RESULTS
 
-EXPERIMENTS = ("paper", "handoff", "bathtub", "trace", "index", "router", "scale", "transfer", "engine", "start")
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "paper": ("paper",),
+    "paper-sweep": ("paper", "--sweep"),
+    **{
+        name: (name,)
+        for name in ("handoff", "bathtub", "trace", "index", "router", "scale", "transfer", "engine", "start")
+    },
+}
+"""By the name of its result: module and arguments."""
 
 
 def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:
@@ -49,11 +57,13 @@ def main() -> None:
     results, codes, failed = [], [], []
     if wanted.page:
         results = [json.loads(found.read_text()) for found in sorted(folder.glob("*.json"))]
-    for name in () if wanted.page else EXPERIMENTS:
+    for number, (name, (module, *more)) in enumerate([] if wanted.page else EXPERIMENTS.items(), start=1):
         found = folder / f"{name}.json"
         found.unlink(missing_ok=True)
-        command = [sys.executable, "-m", f"bench.{name}", "--out", str(folder), *([] if wanted.full else ["--quick"])]
+        command = [sys.executable, "-m", f"bench.{module}", "--out", str(folder), *more]
+        command += [] if wanted.full else ["--quick"]
         command += [str(wanted.trace)] if wanted.trace and name == "trace" else []
+        print(f"== {number} of {len(EXPERIMENTS)}: {name}, {datetime.datetime.now():%H:%M:%S}", flush=True)
         codes.append(subprocess.run(command, check=False).returncode)
         if found.exists():
             results.append(json.loads(found.read_text()))
