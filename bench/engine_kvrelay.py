@@ -67,7 +67,7 @@ class Subject:
     def decode(self, count: int, context: int) -> list[float]:
         """Seconds of decode steps of `count` sequences whose context is about `context`."""
         plan = self.plan
-        every = [self.open(context - plan.steps // 2, plan.steps + plan.warm + 4) for _ in range(count)]
+        every = [self.open(context - plan.steps // 2, plan.steps + plan.warm + 4 + count) for _ in range(count)]
         self.until_first(every[-1])
         self.steps(plan.warm)
         times = self.steps(plan.steps)

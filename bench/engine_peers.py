@@ -56,12 +56,13 @@ class PipPeer(Peer):
     def _interpreter(self) -> list[str]:
         folder = PEERS / self.name
         python, ready = folder / "bin/python", folder / ".ready"
-        if not ready.exists() or ready.read_text() != self.package:
+        made_of = " ".join((self.package, *(f"-{name}" for name in self.without)))
+        if not ready.exists() or ready.read_text() != made_of:
             venv.create(folder, with_pip=True)
             subprocess.run([python, "-m", "pip", "install", "-q", "--only-binary", ":all:", self.package], check=True)
             if self.without:
                 subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *self.without], check=True)
-            ready.write_text(self.package)
+            ready.write_text(made_of)
         return ["env", *self.settings, str(python)]
 
 
@@ -87,7 +88,7 @@ class NpmPeer(Peer):
 
 
 LLAMACPP = ("@node-llama-cpp/linux-x64@3.22.1", "package/bins/linux-x64", "LLAMACPP_LIBRARIES")
-NARROW = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2),), "mixed": 0, "windows": 4}
+NARROW = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2),), "mixed": 0}
 """Of those with weights of 8 bits."""
 SHORT = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2), (2048, 2)), "windows": 0}
 KNOWN: tuple[Peer, ...] = (

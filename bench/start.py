@@ -117,7 +117,10 @@ async def up(plan: Plan, cache: str) -> AsyncIterator[tuple[float, str, int]]:
 
 
 def touched(smaps: str, size: int) -> int:
-    """The text of /proc/PID/smaps -> resident bytes of the anonymous mappings of at least `size` bytes."""
+    """The text of /proc/PID/smaps -> resident bytes of one anonymous mapping of at least `size` bytes, `size` at most.
+
+    Beside a pool others may lie that the kernel counts as one mapping with it.
+    """
     found, counts = 0, False
     for line in smaps.splitlines():
         name, *rest = line.split()
@@ -126,7 +129,7 @@ def touched(smaps: str, size: int) -> int:
         elif name == "Size:":
             counts = counts and 1024 * int(rest[0]) >= size
         elif name == "Rss:" and counts:
-            found += 1024 * int(rest[0])
+            found = max(found, min(1024 * int(rest[0]), size))
     return found
 
 

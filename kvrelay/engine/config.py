@@ -12,7 +12,7 @@ class EngineConfig:
     pool_blocks: int
     """KV blocks in all."""
     max_running: int = 16
-    """Sequences that may hold KV at once, ended ones that are not closed yet included."""
+    """Sequences that may be admitted at once; one that has ended and is not closed yet only keeps its blocks."""
     max_waiting: int = 64
     """Sequences that may wait beyond max_running; then add() raises Overloaded."""
     token_budget: int = 256
@@ -30,8 +30,10 @@ class EngineLoad:
     """A snapshot between two steps."""
 
     running: int = 0
-    """Sequences that hold KV, ended ones that are not closed yet included."""
+    """Admitted and not ended."""
     waiting: int = 0
+    open: int = 0
+    """Not closed: running, waiting, and ended ones that still keep blocks."""
     max_running: int = 0
     blocks_total: int = 0
     blocks_free: int = 0

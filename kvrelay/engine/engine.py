@@ -178,6 +178,7 @@ class Engine:
         return EngineLoad(
             running=self._scheduler.live,
             waiting=len(waiting),
+            open=len(self._sequences),
             max_running=self.config.max_running,
             blocks_total=self.pool.blocks,
             blocks_free=self.pool.free_count,

@@ -16,8 +16,6 @@ from kvrelay.model.linear import Linear
 from kvrelay.model.native import few_kernels
 from kvrelay.model.rope import Rotation
 
-FEW_ROWS = 32
-"""Up to so many, torch's products would take longer."""
 _SMALL = 1 << 18
 """Multiplications of a layer up to which one thread is quicker than a team."""
 
@@ -43,7 +41,7 @@ class FewRows:
 
     def logits(self, x: Tensor, batch: StepBatch, kv: Tensor, rotation: Rotation) -> Tensor:
         """[R, vocab] from embeddings x [T, hidden], which are changed; writes the pool."""
-        config, (rows, hidden), wanted = self._fused.config, x.shape, batch.logit_rows
+        config, (rows, hidden), wanted = self._fused.config, x.shape, batch.logit_rows.contiguous()
         vocab, inner = self._head.weight.shape[0], config.intermediate
         threads = self._fused.team.size if rows * hidden * inner > _SMALL else 1
         attention = AttentionBlock(self._fused, batch, kv, rotation, range(len(batch.context_lens)), threads)
@@ -78,4 +76,5 @@ class FewRows:
 
 
 def _address(tensor: Tensor | None) -> int:
+    assert tensor is None or tensor.is_contiguous()
     return 0 if tensor is None else tensor.data_ptr()

@@ -30,7 +30,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     """Matrices one above the other: the memory they are in if they follow each other there, else a copy."""
     first = parts[0]
     if len(parts) == 1:
-        return first
+        return first.contiguous()
     end = first.data_ptr()
     for part in parts:
         same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()

@@ -6,6 +6,7 @@ fight with torch's for the same cores.
 
 import ctypes
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from kvrelay.cache_folder import cache_folder, exclusive, temporary_folder
+
+log = logging.getLogger(__name__)
 
 
 class Team:
@@ -79,14 +82,25 @@ _NUMPY: dict[torch.dtype, type[np.number[Any]]] = {
 }
 
 
-def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str, Kernel]:
-    import numba
+def few_rows() -> int:
+    """The most rows for which one compiled call is worth while here; 0: for none.
+
+    The kernel's vectors are those of AVX-512, with which 32 was chosen; with shorter ones more than one row spills
+    registers, and without a fused multiply-add each would be a call.
+    """
     from llvmlite import binding
 
-    parent = cache_folder("kernels", cache_dir) or temporary_folder("kernels")
-    folder = parent / _version()
-    folder.mkdir(exist_ok=True)
-    numba.config.CACHE_DIR = str(folder)
+    if _openmp() is None and torch.get_num_threads() > 1:
+        return 0  # torch has threads that the kernel would not use
+    has = binding.get_host_cpu_features()
+    if has.get("avx512f"):
+        return 32
+    return 4 if has.get("fma") or has.get("neon") else 0
+
+
+def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str, Kernel]:
+    from llvmlite import binding
+
     library = _openmp()
     for symbol, name in (
         ("kvrelay_team_size", "omp_get_num_threads"),
@@ -95,11 +109,28 @@ def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str
         # Without OpenMP the team has one thread, and these are never called.
         function: Any = ctypes.CDLL(None).abort if library is None else getattr(library, name)
         binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
+    kept = cache_folder("kernels", cache_dir)
+    try:
+        found = _made(kept or temporary_folder("kernels"), make)
+    except OSError as error:
+        if kept is None:
+            raise
+        log.warning("%s: compiled kernels are not kept there: %s", kept, error)
+        found = _made(temporary_folder("kernels"), make)
+    return {name: Kernel(compiled) for name, compiled in found.items()}
+
+
+def _made(parent: Path, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Loads from a folder what is there, compiles what is not, and keeps it there. OSError: it cannot be kept."""
+    import numba
+
+    folder = parent / _version()
+    folder.mkdir(exist_ok=True)
+    numba.config.CACHE_DIR = str(folder)
     from kvrelay.model.kernels import entry
 
     with exclusive(parent):
-        found = make(entry)
-    return {name: Kernel(compiled) for name, compiled in found.items()}
+        return make(entry)
 
 
 def _version() -> str:
@@ -113,8 +144,9 @@ def _version() -> str:
 @cache
 def _openmp() -> ctypes.CDLL | None:
     """torch's libgomp, which is loaded already; None where torch has another runtime."""
-    shipped = Path(torch.__file__).parent / "lib"
-    for name in (*map(str, sorted(shipped.glob("libgomp*.so*"))), "libgomp.so.1"):
+    torch_folder = Path(torch.__file__).parent
+    shipped = [*torch_folder.glob("lib/libgomp*.so*"), *torch_folder.parent.glob("torch.libs/libgomp*.so*")]
+    for name in (*map(str, sorted(shipped)), "libgomp.so.1"):
         try:
             library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
             _ = library.GOMP_parallel

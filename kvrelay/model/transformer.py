@@ -7,10 +7,11 @@ from torch.nn import functional
 from kvrelay.model.attention import PagedAttention
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.config import ModelConfig
-from kvrelay.model.few import FEW_ROWS, FewRows
+from kvrelay.model.few import FewRows
 from kvrelay.model.fused import FusedKernels, FusedStep
 from kvrelay.model.kernels import block
 from kvrelay.model.linear import Linear
+from kvrelay.model.native import few_rows
 from kvrelay.model.rope import Rope, Rotation
 from kvrelay.model.source import WeightSource, take
 
@@ -119,9 +120,10 @@ class Transformer:
         self._rope = Rope(config, device, dtype)
         native = device.type == "cpu" and dtype in (torch.float32, torch.float64)
         self._fused = FusedKernels(config, dtype, cache_dir) if native else None
+        self._few_rows = 0 if self._fused is None else few_rows()
         self._few = (
             None
-            if self._fused is None
+            if self._fused is None or not self._few_rows
             else FewRows(self._fused, [layer.parts() for layer in self._layers], self._norm, self._head, cache_dir)
         )
 
@@ -133,13 +135,15 @@ class Transformer:
         """
         rotation = self._rope.at(batch.positions.to(self.device))
         x = functional.embedding(batch.token_ids.to(self.device), self._embedding)
-        if self._few is not None and len(x) <= FEW_ROWS:
+        if self._few is not None and len(x) <= self._few_rows:
             return self._few.logits(x, batch, kv, rotation)
         x = (
             self._through(x, batch, kv, rotation)
             if self._fused is None
             else self._through_fused(x, batch, kv, rotation)
         )
+        if not len(batch.logit_rows):
+            return x.new_empty(0, self.config.vocab_size)
         wanted = x.index_select(0, batch.logit_rows.to(self.device))
         logits = self._head(_rms_norm(wanted, self._norm, self.config.rms_eps))
         return logits if logits.dtype == torch.float64 else logits.float()

@@ -201,8 +201,7 @@ def _measure(core: StageCore, wiring: Wiring, meter: LoadMeter) -> None:
 
 
 def _leftovers(core: StageCore, wiring: Wiring) -> dict[str, int]:
-    load = core.driver.load()
-    held = Counter({"sequences": load.running + load.waiting})
+    held = Counter({"sequences": core.driver.load().open})
     for read in (core.intake.leftovers, *wiring.leftovers):
         held.update(read())
     return {kind: count for kind, count in held.items() if count}

@@ -204,9 +204,9 @@ def _load_families(load: StageLoad) -> list[Metric]:
     used = load.blocks_total - load.blocks_free - load.blocks_cached
     blocks = {"free": load.blocks_free, "cached": load.blocks_cached, "used": used}
     return [
-        gauge("running", "Sequences that hold KV room", load.running),
+        gauge("running", "Sequences that are admitted and have not ended", load.running),
         gauge("waiting", "Sequences that wait for admission", load.waiting),
-        gauge("max_running", "Sequences that may hold KV room", load.max_running),
+        gauge("max_running", "Sequences that may be admitted at once", load.max_running),
         gauges("pool_blocks", "KV blocks by state", "state", blocks),
         gauge("queued_tokens", "Tokens still to be computed by prefill and extend", load.queued_tokens),
         gauge("prefill_tokens_per_second", "Recent; 0: nothing measured", load.prefill_tokens_per_s),

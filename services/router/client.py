@@ -36,9 +36,9 @@ class ClientStream:
             self._room.clear()
         self.bell.ring()
 
-    def room(self) -> Awaitable[object] | None:
-        """None: there is room. Otherwise the client is too far behind; to be awaited before more is read."""
-        return None if self._room.is_set() else self._room.wait()
+    def room(self) -> asyncio.Event | None:
+        """None: there is room. Otherwise the client is too far behind: to be waited for before more is read."""
+        return None if self._room.is_set() else self._room
 
     async def flush(self) -> None:
         """Writes what may be shown; returns when all of it is out."""

@@ -1,7 +1,8 @@
 """Between the legs and the hand-off: what a leg says becomes an event, at once and in order. Decides nothing itself."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.errors import InvalidRequest, Overloaded, StageFailed
@@ -111,8 +112,8 @@ class Conductor(Performer):
         if self._error is not None:
             raise self._error
 
-    def _hear(self, event: Event) -> Awaitable[object] | None:
-        """One event, at once: nothing is awaited, so each is over before the next. -> what to await before more."""
+    def _hear(self, event: Event) -> asyncio.Event | None:
+        """One event, at once: nothing is awaited, so each is over before the next. -> what to wait for before more."""
         if self._error is not None:
             return None
         answer, client = self.answer, self.client
@@ -128,6 +129,7 @@ class Conductor(Performer):
                 self._show(0)
         except Exception as error:  # it is the request's, not that of the task that happened to read the message
             self._error = error
+            self.legs.close_all()  # no stage works on while the request's task is still writing to a slow client
         if self._parting or self._error is not None or answer.reason is not None:
             client.wake()
             return None

@@ -5,7 +5,7 @@ import contextvars
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -142,7 +142,7 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
         self._bell.ring()
 
 
-Hear = Callable[[Event], Awaitable[object] | None]
+Hear = Callable[[Event], asyncio.Event | None]
 """Takes an event. What it returns, if anything, is awaited before the stream is read on: that slows its stage."""
 
 
@@ -208,6 +208,11 @@ class Legs:
         if task is not None:
             task.cancel()
 
+    def close_all(self) -> None:
+        """Closes every stream that is open."""
+        for number in list(self._streams):
+            self.close(number)
+
     def close_after(self, number: int, seconds: float) -> None:
         """Closes a stream that has been told to end, if it has not done so by then."""
         self._timers.append(asyncio.get_running_loop().call_later(seconds, self.close, number))
@@ -228,8 +233,7 @@ class Legs:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        for number in list(self._streams):
-            self.close(number)
+        self.close_all()
         await self._tasks.aclose()
         self._opened.discard(self)
 
@@ -272,7 +276,7 @@ class Legs:
                     outbox.heard()
                 new = False
                 if (full := self._hear(wrap(number, message))) is not None:
-                    await full
+                    await full.wait()
         except grpc.aio.AioRpcError as error:
             if outbox is not None and broke_while_writing(error):
                 raise

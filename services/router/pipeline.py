@@ -24,8 +24,10 @@ async def serve(rooms: Rooms, request: router_pb2.GenerateRequest, write: Write)
         async with Run(rooms, ask, record, question) as run:
             client = ClientStream(write, run.answer, rooms.settings.client_backlog_tokens)
             conductor = await answered(run, client)
-            await client.complete(run.completed(conductor))
-            await run.part_with(conductor)  # the client's end is not main decode's end
+            completed = run.completed(conductor)
+            await run.hand_over(conductor)  # the client's end is not main decode's end
+            await client.complete(completed)
+            await run.settle()
             return run.reason
 
 

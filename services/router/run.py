@@ -105,12 +105,17 @@ class Run:
             text=answer.last_text,
         )
 
-    async def part_with(self, conductor: Conductor) -> None:
-        """Main decode may go on taking the answer in; everything else is closed."""
-        draining = conductor.handoff.draining and not conductor.cut
-        if draining and self._rooms.drains.adopt(conductor):
-            self._conductor = None
-        elif not conductor.handoff.draining and not conductor.handoff.over:
+    async def hand_over(self, conductor: Conductor) -> None:
+        """The answer is complete: main decode goes on taking it in, however slowly the client reads, or is closed."""
+        if conductor.handoff.draining:
+            if not conductor.cut and self._rooms.drains.adopt(conductor):
+                self._conductor = None
+            await self._close()
+
+    async def settle(self) -> None:
+        """The client has everything: the stage that spoke last may say Finished; then all legs are closed."""
+        conductor = self._conductor
+        if conductor is not None and not conductor.handoff.over:
             try:
                 async with asyncio.timeout(_SETTLE_S):
                     await conductor.settle()

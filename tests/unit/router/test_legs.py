@@ -1,7 +1,7 @@
 """A request's streams: what grpc.aio may do to them, and that none is left behind. The calls are scripted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -62,11 +62,11 @@ class Stub:
         return self.calls[len(self.opened) - 1]
 
 
-def listened(room: Callable[[], Awaitable[object] | None] = lambda: None) -> tuple[Legs, asyncio.Queue[Event]]:
+def listened(room: Callable[[], asyncio.Event | None] = lambda: None) -> tuple[Legs, asyncio.Queue[Event]]:
     """Legs, and what they say."""
     legs, heard = Legs(), asyncio.Queue[Event]()
 
-    def hear(event: Event) -> Awaitable[object] | None:
+    def hear(event: Event) -> asyncio.Event | None:
         heard.put_nowait(event)
         return room()
 
@@ -130,7 +130,7 @@ async def test_legs_that_are_closed_at_once_leave_no_call_behind(steps: int) -> 
 async def test_no_stream_is_read_on_before_there_is_room() -> None:
     room = asyncio.Event()
     stub = Stub(Call([OPENED, OPENED, OPENED], None))
-    legs, heard = listened(lambda: None if room.is_set() else room.wait())
+    legs, heard = listened(lambda: None if room.is_set() else room)
     legs.decode(stub.open, "m0", OPEN)
     await next_of(heard)
     for _ in range(5):
