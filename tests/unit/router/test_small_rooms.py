@@ -115,7 +115,7 @@ async def test_tokens_coalesce_while_the_client_is_slow_and_room_is_bounded() ->
         assert room is not None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
-                await room
+                await room.wait()
         gate.set()
         await writing
         assert client.room() is None
