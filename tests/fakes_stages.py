@@ -213,6 +213,11 @@ class FakeStage(
         async with asyncio.timeout(WAIT_S):
             return await self._legs.get()
 
+    @property
+    def legs_waiting(self) -> int:
+        """Decode calls that `leg` has not given yet."""
+        return self._legs.qsize()
+
     async def prefill(self) -> FakePrefill:
         """The next Prefill call."""
         async with asyncio.timeout(WAIT_S):
