@@ -91,11 +91,14 @@ def few_rows() -> int:
     from llvmlite import binding
 
     if _openmp() is None and torch.get_num_threads() > 1:
-        return 0  # torch has threads that the kernel would not use
+        log.warning("torch's OpenMP is not found: steps of few rows are left to torch, which has more threads")
+        return 0
     has = binding.get_host_cpu_features()
     if has.get("avx512f"):
         return 32
-    return 4 if has.get("fma") or has.get("neon") else 0
+    rows = 4 if has.get("fma") or has.get("neon") else 0
+    log.info("no AVX-512: the compiled step takes %d rows at most", rows)
+    return rows
 
 
 def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str, Kernel]:

@@ -143,7 +143,7 @@ class _Outbox(AsyncIterator[decode_pb2.DecodeRequest]):
 
 
 Hear = Callable[[Event], asyncio.Event | None]
-"""Takes an event. What it returns, if anything, is awaited before the stream is read on: that slows its stage."""
+"""Takes an event. What it returns, if anything, is waited for before the stream is read on: that slows its stage."""
 
 
 def _deaf(event: Event) -> None:

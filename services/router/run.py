@@ -45,6 +45,8 @@ class Run:
         """Incarnations that have failed this request -> whether they have been seen unusable since."""
         self._attempts = 0
         self._planned: Route | None = None
+        self._uncounted: Route | None = None
+        """The first plan, until it is logged and counted."""
         self._last_error: KvrelayError | None = None
         self._conductor: Conductor | None = None
 
@@ -54,6 +56,7 @@ class Run:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._count_first_plan()
         await self._close()
 
     @property
@@ -74,7 +77,7 @@ class Run:
             raise
         self._record.mark("planned")
         if self._planned is None:
-            self._planned = route
+            self._planned = self._uncounted = route
             client.start(lambda: self._started(route))
         else:
             self._note(route)
@@ -83,6 +86,7 @@ class Run:
 
     async def broke(self, broke: RouteBroke) -> None:
         """An attempt ended before the first token. Raises its error if it was the last one."""
+        self._count_first_plan()
         await self._close()
         self._last_error = broke.error
         self._fallback("planned_again")
@@ -125,14 +129,20 @@ class Run:
 
     def _started(self, route: Route) -> router_pb2.Started:
         """The client's first message. Asked for once the legs are being opened: nothing here may delay them."""
-        self._note(route)
-        self._count_plan(route)
+        self._count_first_plan()
         return router_pb2.Started(
             request_id=self._ask.request_id,
             seed=self._ask.sampling.seed,
             prompt_tokens=len(self._ask.prompt_ids),
             route=self._record.route(route),
         )
+
+    def _count_first_plan(self) -> None:
+        """Once: when its streams are on their way, or when it has come to nothing before."""
+        route, self._uncounted = self._uncounted, None
+        if route is not None:
+            self._note(route)
+            self._count_plan(route)
 
     def _note(self, route: Route) -> None:
         self._rooms.prefixes.remember(self._ask, route)

@@ -157,6 +157,15 @@ async def test_a_small_push_overtakes_a_large_one(carrier: str) -> None:
 
 
 async def test_the_links_goodput_is_measured_and_pending_bytes_are_told(carrier: str) -> None:
+    """Within a fifth at the best of three: a busy machine makes it less, never more."""
+    found = [await measured_goodput(carrier)]
+    while len(found) < 3 and found[-1] < 8e6:
+        found.append(await measured_goodput(carrier))
+    assert max(found) == pytest.approx(10e6, rel=0.2)
+
+
+async def measured_goodput(carrier: str) -> float:
+    """Of one push over a link of 10 MB/s, by its sender."""
     async with rigged(carrier, blocks=128, block_kib=128, wan=WanSettings(rate="10MB", delay_ms=10)) as rig:
         async with rig.receiver.expect("t1", range(128), 0) as incoming:
             push = rig.push()
@@ -166,8 +175,7 @@ async def test_the_links_goodput_is_measured_and_pending_bytes_are_told(carrier:
             assert (await push.done()).outcome is PushOutcome.COMMITTED
         (link,) = rig.sender.links()
         assert link.pending_bytes == 0
-        # How exact it is, tests/unit/transfer/test_window.py says: a busy machine makes it less here, never more.
-        assert 1e6 < link.goodput_bytes_per_s < 12e6
+        return link.goodput_bytes_per_s
 
 
 async def test_a_link_that_was_idle_serves_the_next_push_at_once(carrier: str) -> None:

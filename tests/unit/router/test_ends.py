@@ -5,8 +5,11 @@ import asyncio
 import grpc
 import pytest
 
+from kvrelay.errors import StageFailed
 from kvrelay.proto.v1 import common_pb2
 from kvrelay.types import FinishReason, Role
+from services.router.feeding import Feeder
+from services.router.route import Route
 from tests.unit.router.rig import CATCH_UP, P_MD, P_RLD, legs_of, relaying, rig
 
 
@@ -241,3 +244,15 @@ async def test_open_legs_are_leftovers_until_they_are_closed() -> None:
         await legs_of(running)
         assert running.router.leftovers() == {"in_flight": 1, "legs": 3}
         asked.call.cancel()
+
+
+async def test_a_request_whose_legs_cannot_be_opened_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(feeder: Feeder, route: Route) -> dict[Role, int]:
+        raise StageFailed("it has just left")
+
+    monkeypatch.setattr(Feeder, "open", gone)
+    async with rig() as running:
+        asked = running.ask()
+        with pytest.raises(grpc.aio.AioRpcError, match="it has just left"):
+            await asked.completed()
+        assert sum(running.router.rooms.tally.requests.values()) == 1
