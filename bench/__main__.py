@@ -30,6 +30,7 @@ def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:
         lines += [f"Machine: `{json.dumps(one['machine'])}`; {one['date']}", ""]
         lines += ["Settings: `" + json.dumps(one["settings"]) + "`", ""]
         lines += [f"**INVALID RUN: its figures say nothing.** {problem}\n" for problem in one["invalid"]]
+        lines += [f"Made again, as the machine was too busy: {run}\n" for run in one["repeated"]]
         lines += ["| figure | value | 95 % interval | target | |", "| --- | --- | --- | --- | --- |"]
         lines += [row(name, figure) for name, figure in one["figures"].items()]
         lines += ["", *(f"![{picture}]({picture})" for picture in one["pictures"]), ""]

@@ -47,9 +47,14 @@ class Health:
         """Of all steps."""
         return self.overrun / self.steps if self.steps else 0.0
 
+    @property
+    def too_busy(self) -> bool:
+        """The machine did not keep the pace."""
+        return self.overrun_share > MOST_OVERRUN
+
     def why_not(self) -> str:
         """Why it must not be believed; empty: valid."""
-        if self.overrun_share > MOST_OVERRUN:
+        if self.too_busy:
             return f"{self.overrun} of {self.steps} steps ({self.overrun_share:.1%}) overran their pace; 1 % at most"
         return f"{self.failed} requests failed" if self.failed else ""
 

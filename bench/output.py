@@ -37,6 +37,8 @@ class Report:
     data: dict[str, Any] = field(default_factory=dict)
     invalid: list[str] = field(default_factory=list)
     """Why the figures must not be believed; empty: valid."""
+    repeated: list[str] = field(default_factory=list)
+    """Runs that were thrown away and made again, and why."""
     pictures: list[str] = field(default_factory=list)
 
     def finish(self, out: Path) -> int:
@@ -50,6 +52,8 @@ class Report:
                 table.add_row(*row)
             console.print(table)
         console.print(self.emulated)
+        for run in self.repeated:
+            console.print(f"run again: {run}", soft_wrap=True)
         for problem in self.invalid:
             console.print(f"[red]INVALID RUN:[/red] {problem}", soft_wrap=True)
         return 1 if self.invalid else 0
@@ -60,6 +64,7 @@ class Report:
             "bench": self.name,
             "valid": not self.invalid,
             "invalid": self.invalid,
+            "repeated": self.repeated,
             "quick": self.quick,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(),

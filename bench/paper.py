@@ -82,7 +82,10 @@ async def _axis(report: Report, axis: str, points: list[tuple[float, Plan, Rig]]
     for x, plan, rig in points:
         tell(f"sweep, {axis} {x:g}")
         found.append((x, await contest((LOCAL, REMOTE, PDD), rig, (1,), plan.load)))
-    report.invalid += [f"{axis} {x:g}: {p}" for x, r in found for one in r.values() for p in one.problems()]
+    for x, results in found:
+        for one in results.values():
+            report.invalid += [f"{axis} {x:g}: {problem}" for problem in one.problems()]
+            report.repeated += [f"{axis} {x:g}: {run}" for run in one.repeated]
     xs = [x for x, _ in found]
     for kind in ("ttft_ms", "ttst_ms"):
         series = {name: (xs, [_p90(r[name], kind) for _, r in found]) for name in found[0][1]}

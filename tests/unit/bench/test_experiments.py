@@ -1,15 +1,20 @@
 """The experiments' own parts: the synthetic trace, the tub on a toy, validity, the page."""
 
+import contextlib
 import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from bench import __main__ as everything
+from bench import contest as contests
 from bench.bathtub import Plan, bathtub, revenue
 from bench.handoff import gaps_by_extend
-from bench.lab import Health
+from bench.lab import Health, Measured
 from bench.output import Report, curves
 from bench.paper import Plan as PaperPlan
-from bench.rig import LOCAL, PDD, UNCACHED
+from bench.rig import LOCAL, PDD, UNCACHED, Rig
 from bench.trace import MOST_TOKENS, kept, synthetic
 from kvrelay.load.arrival import plan as planned
 from kvrelay.load.record import Record
@@ -48,6 +53,47 @@ def test_all_systems_are_asked_the_same_at_moments_that_only_differ_in_scale() -
 def test_a_run_with_more_than_one_percent_overrun_steps_is_invalid() -> None:
     assert not Health(steps=1000, overrun=10).why_not()
     assert "overran" in Health(steps=1000, overrun=11).why_not()
+
+
+def of_healths(healths: Iterator[Health]) -> Callable[..., contextlib.AbstractAsyncContextManager["Runs"]]:
+    """Stands in for bench.lab.bench: each run is of the next health."""
+
+    @contextlib.asynccontextmanager
+    async def started(*_: object) -> AsyncIterator[Runs]:
+        yield Runs(healths)
+
+    return started
+
+
+class Runs:
+    def __init__(self, healths: Iterator[Health]) -> None:
+        self.healths = healths
+
+    async def run(self, workload: object, arrival: object) -> Measured:
+        return Measured([], 1.0, 0, 0.0, next(self.healths))
+
+
+@pytest.mark.parametrize(
+    ("overruns", "kept", "again"), [([11, 9], 9, 1), ([11, 12, 13], 13, 2), ([0], 0, 0)], ids=["once", "in vain", "not"]
+)
+async def test_a_run_on_too_busy_a_machine_is_made_again_from_a_fresh_start_twice_at_most(
+    overruns: list[int], kept: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healths = iter([Health(1000, overrun) for overrun in overruns])
+
+    monkeypatch.setattr(contests, "bench", of_healths(healths))
+    result = (await contests.contest([PDD], Rig(), [1], PaperPlan().load))["pdd"]
+    assert result.runs[1].health.overrun == kept
+    assert len(result.repeated) == again
+    assert bool(result.problems()) == (kept > 10)
+    assert next(healths, None) is None
+
+
+async def test_failed_requests_are_no_reason_to_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contests, "bench", of_healths(iter([Health(1000, 0, failed=1)])))
+    result = (await contests.contest([PDD], Rig(), [1], PaperPlan().load))["pdd"]
+    assert not result.repeated
+    assert result.problems() == ["pdd, seed 1: 1 requests failed"]
     assert "2 requests failed" in Health(steps=1000, failed=2).why_not()
 
 

@@ -13,7 +13,14 @@ from kvrelay.types import Sampling
 from tests.fakes import fake_block_bytes, fake_model
 
 BLOCK = 4
+EDGES = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1]
+"""Lengths around block edges."""
 E = TypeVar("E", bound=Event)
+
+
+def prompt(length: int, first: int = 1) -> list[int]:
+    """Ids that count up from `first`."""
+    return [(first + at) % 64 for at in range(length)]
 
 
 def sampling(**change: Any) -> Sampling:
