@@ -14,8 +14,10 @@ class State(enum.StrEnum):
     """Opened by the router; no KV room yet."""
     LOADING = "LOADING"
     """KV room is reserved; the KV is on its way."""
+    LOADED = "LOADED"
+    """The KV is here; what is missing of the prompt is being computed."""
     PREPARING = "PREPARING"
-    """The KV is committed, or never comes (local prefill); what is missing of the prompt is being computed."""
+    """As LOADED, but no KV comes from outside: all that is missing of the prompt is being computed."""
     READY = "READY"
     """KV is here; held until the router resumes."""
     EXTENDING = "EXTENDING"
@@ -104,10 +106,15 @@ def _table() -> dict[tuple[State, Input], Step]:
         (s.QUEUED, i.RESUME): Step(s.ARMED_QUEUED, (a.RESUME,)),
         (s.QUEUED, i.STOP): Step(s.STOPPED, (a.SEND_STOPPED,)),
         #
-        (s.LOADING, i.COMMITTED): Step(s.PREPARING, (a.COMMIT,)),
+        (s.LOADING, i.COMMITTED): Step(s.LOADED, (a.COMMIT,)),
         (s.LOADING, i.EXTEND_FINAL): Step(s.DRAINING, (a.EXTEND,)),
         (s.LOADING, i.RESUME): Step(s.ARMED, (a.RESUME,)),
         (s.LOADING, i.STOP): Step(s.STOPPED, (a.SEND_STOPPED,)),
+        #
+        (s.LOADED, i.CAUGHT_UP): Step(s.READY, (a.SEND_READY,)),
+        (s.LOADED, i.EXTEND_FINAL): Step(s.DRAINING, (a.EXTEND,)),
+        (s.LOADED, i.RESUME): Step(s.DECODING, (a.RESUME, a.SEND_READY)),
+        (s.LOADED, i.STOP): Step(s.STOPPED, (a.SEND_STOPPED,)),
         #
         (s.PREPARING, i.CAUGHT_UP): Step(s.READY, (a.SEND_READY,)),
         (s.PREPARING, i.EXTEND_FINAL): Step(s.DRAINING, (a.EXTEND,)),

@@ -21,6 +21,7 @@ STATES: dict[str, dict[str, Any]] = {
     "ARMED_QUEUED": {},
     "LOADING": {},
     "ARMED": {},
+    "LOADED": {"pace": "fixed=200"},
     "PREPARING": SLOW,
     "READY": {},
     "EXTENDING": SLOW,
@@ -45,8 +46,9 @@ async def bring(call: LegCall, state: str, source: KvSource, transfer_id: str) -
         source.feed(call.app, transfer_id, IDS, blocks=2)
     if state == "DRAINING":
         await call.extend(reference(IDS, sampling(3)), final=True)
-    if state in ("READY", "EXTENDING"):
+    if state in ("LOADED", "READY", "EXTENDING"):
         source.feed(call.app, transfer_id, IDS)
+    if state in ("READY", "EXTENDING"):
         await call.until("ready")
     if state == "EXTENDING":
         await call.extend(reference(IDS, sampling(40)))

@@ -64,7 +64,7 @@ class LegModel:
             self.kv_here = True
             self._do(self.leg.take(Input.COMMITTED))
             return True
-        if state in (State.PREPARING, State.EXTENDING, State.DRAINING, State.ARMED):
+        if state in (State.LOADED, State.PREPARING, State.EXTENDING, State.DRAINING, State.ARMED):
             self._do(self.leg.caught_up(self.next_index))
             return True
         if state is State.DECODING:

@@ -10,7 +10,7 @@ from kvrelay.errors import ProtocolViolation
 from kvrelay.stage.leg import MESSAGES, TABLE, TERMINAL, Action, Input, Leg, State
 
 STATES = [state for state in State if state not in TERMINAL]
-KV_STATES = {State.PREPARING, State.READY, State.EXTENDING, State.DECODING, State.PAUSED, State.STOPPING}
+HELD = {State.QUEUED, State.LOADING, State.LOADED, State.PREPARING, State.READY, State.EXTENDING}
 
 
 def leg_in(state: State) -> Leg:
@@ -52,8 +52,8 @@ def test_a_second_open_leg_is_refused_in_every_state(state: State) -> None:
     ("what", "allowed"),
     [
         (Input.EXTEND, {State.READY}),
-        (Input.EXTEND_FINAL, {State.QUEUED, State.LOADING, State.PREPARING, State.READY, State.EXTENDING}),
-        (Input.RESUME, {State.QUEUED, State.LOADING, State.PREPARING, State.READY, State.EXTENDING}),
+        (Input.EXTEND_FINAL, HELD),
+        (Input.RESUME, HELD),
         (Input.STOP, set(STATES)),
     ],
     ids=str,
@@ -81,6 +81,14 @@ def test_tokens_go_out_only_after_ready() -> None:
     for (state, _), step in TABLE.items():
         if {Action.SEND_TOKENS, Action.SEND_PAUSED, Action.SEND_FINISHED} & {*step.actions}:
             assert state in {State.DECODING, State.STOPPING} or step.actions[0] is Action.SEND_READY
+
+
+@pytest.mark.parametrize("order", [(Input.COMMITTED, Input.RESUME), (Input.RESUME, Input.COMMITTED)], ids=str)
+def test_ready_waits_for_no_step_once_both_the_kv_and_resume_are_here(order: tuple[Input, Input]) -> None:
+    leg = leg_in(State.LOADING)
+    assert Action.SEND_READY not in leg.take(order[0])
+    assert leg.take(order[1])[-1] is Action.SEND_READY
+    assert leg.state is State.DECODING
 
 
 @pytest.mark.parametrize("what", [Input.EXTEND, Input.EXTEND_FINAL, Input.RESUME], ids=str)
