@@ -135,9 +135,10 @@ def fleet_needs(figures: dict[str, Figure], seen: FleetSeen, stages: int = 100) 
     return (
         f"{stages} stages, half of them decoding 64 sequences in steps of 25 ms: {tokens_per_s:,.0f} tokens/s and "
         f"{tokens_per_s / 1000:,.0f} answers of 1,000 tokens a second need {cores:.1f} cores of routers with a message "
-        f"a token; under backlog tokens share messages and {shared:.1f} do. Each router hears {reports:,.0f} load "
-        f"reports a second: {reports * seen.report_us / 1e6:.2f} of a core ({seen.report_us:.0f} us each, seen with "
-        f"{seen.stages} stages). A decision takes {planner_us(stages):.0f} us. {seen.stages} stages joined within "
+        f"a token; under backlog tokens share messages and {shared:.1f} do. While all of them work each router hears "
+        f"{reports:,.0f} load reports a second: {reports * seen.report_us / 1e6:.2f} of a core "
+        f"({seen.report_us:.0f} us each, seen with {seen.stages} stages). A decision takes "
+        f"{planner_us(stages):.0f} us. {seen.stages} stages joined within "
         f"{seen.join_s:.1f} s of the router's start; it holds {seen.resident_mb:.0f} MB, and {seen.stream_kb:.0f} kB "
         f"for each answer under way ({answers} of them: {answers * seen.stream_kb / 1e3:.0f} MB)."
     )

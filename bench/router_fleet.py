@@ -15,7 +15,7 @@ from services.router.policies import Pdd
 from services.router.route import Limits, Question, StageView
 
 REPORTS_S = 0.1
-"""Between the load reports of a stage on which nothing changes (the product's default)."""
+"""Between the load reports of a stage at work (the product's default); an idle one sends a tenth of that."""
 
 
 def fleet_of(count: int) -> tuple[StageView, ...]:

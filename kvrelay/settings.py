@@ -84,7 +84,7 @@ class StageSettings(ServiceSettings):
     offer_wait_s: float = Field(10.0, gt=0)
     """How long an Offer without its decode stream is parked."""
     report_interval_s: float = Field(0.1, gt=0)
-    """Longest time between two load reports."""
+    """Longest time between two load reports; an idle stage that has nothing new to say needs only one a second."""
     heartbeat_s: float = Field(2.0, gt=0)
     """The instance key in Redis lives three of these."""
 

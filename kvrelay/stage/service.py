@@ -1,6 +1,7 @@
 """StageService: what a stage tells the router of itself. Knows no leg and no prompt."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,12 +9,14 @@ from kvrelay.proto.v1 import stage_pb2, stage_pb2_grpc
 from kvrelay.rpc import convert
 from kvrelay.stage.core import StageCore
 from kvrelay.stage.load import LoadMeter
-from kvrelay.types import StageDescription
+from kvrelay.types import StageDescription, StageLoad
 
 SERVICE = "kvrelay.proto.v1.StageService"
 
 LEAST_GAP_S = 0.01
 """Between two load reports, however often the load changes."""
+IDLE_GAP_S = 1.0
+"""Between the reports of a stage with nothing to do and nothing new to say."""
 
 
 class StageService(stage_pb2_grpc.StageServiceServicer):
@@ -40,10 +43,15 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def WatchLoad(self, request: stage_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[stage_pb2.LoadReport]:
         """Part of StageService. Holds nothing but its watcher, so a generator may do."""
+        said: StageLoad | None = None
+        said_at = 0.0
         with self._core.intake.watch() as changed:
             while True:
                 changed.clear()
-                yield convert.load_to_proto(self._meter())
+                load, now = self._meter(), time.monotonic()
+                if load != said or load.running or now - said_at >= IDLE_GAP_S or self._ended:
+                    said, said_at = load, now
+                    yield convert.load_to_proto(load)
                 if self._ended:
                     return
                 await self._next_report(changed)

@@ -1,9 +1,13 @@
 """What each kind of program counts. One object per app, each with a registry of its own; knows no service."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from kvrelay.telemetry.snapshot import Snapshots
 from kvrelay.types import Pipeline, Role, Source, StageLoad
@@ -53,6 +57,16 @@ class Metrics:
         )
 
 
+@dataclass(slots=True)
+class _TokenTally:
+    """Counted for each token: with prometheus_client's own objects that costs as much as taking the token in."""
+
+    tokens: int = 0
+    gaps: list[int] = field(default_factory=lambda: [0] * (len(_GAP_S) + 1))
+    """By upper bound, each only what is above the one before."""
+    gaps_s: float = 0.0
+
+
 class LinkMetrics(Metrics):
     """What pushes of KV cost, per receiver: counted by the prefill stage, and by the router from its reports."""
 
@@ -65,14 +79,17 @@ class LinkMetrics(Metrics):
             "link_bytes_per_second", "Wire bytes of a push over its time", _RATE_BYTES_PER_S, "peer"
         )
         self._by_peer: dict[str, tuple[Counter, Counter, Histogram]] = {}
+        self._by_outcome: dict[tuple[str, str], Counter] = {}
 
     def pushed(self, peer: str, outcome: str, *, wire_bytes: int, saved_bytes: int, seconds: float) -> None:
         """One push that ended: committed, ended (by the receiver) or failed."""
         if peer not in self._by_peer:
             of_peer = self.link_bytes.labels(peer), self.link_saved_bytes.labels(peer), self.link_rate.labels(peer)
             self._by_peer[peer] = of_peer
+        if (peer, outcome) not in self._by_outcome:
+            self._by_outcome[peer, outcome] = self.pushes.labels(peer, outcome)
         sent, saved, rate = self._by_peer[peer]
-        self.pushes.labels(peer, outcome).inc()
+        self._by_outcome[peer, outcome].inc()
         sent.inc(wire_bytes)
         saved.inc(saved_bytes)
         if wire_bytes and seconds > 0:
@@ -89,10 +106,8 @@ class RouterMetrics(LinkMetrics):
         self.outcomes = counter("outcomes", "Ended requests by finish reason or status code", "outcome")
         self.in_flight = self._gauge("requests_in_flight", "Requests whose stream is open")
         self.ttft = histogram("ttft_seconds", "Arrival to first token", _TTFT_S, "pipeline")
-        self.itl = histogram("itl_seconds", "Between two tokens, by who sampled the later one", _GAP_S, "source")
         self.e2e = histogram("request_seconds", "Arrival to the end of the stream", _TTFT_S, "pipeline")
         self.max_gap = histogram("max_gap_seconds", "A request's longest gap between tokens", _GAP_S)
-        self.tokens = counter("output_tokens", "Tokens sent to clients, by who sampled them", "source")
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
         self._hits = counter("hit_tokens", "Prompt tokens served from the caches, as measured at the stages", "role")
         self._hit_gap = counter("hit_gap_tokens", "Prompt tokens that one of P and MD had and the other not", "ahead")
@@ -114,18 +129,32 @@ class RouterMetrics(LinkMetrics):
         self._lookup_time = histogram("index_lookup_seconds", "Time of a look-up, whatever its outcome", _CALL_S)
         self.degraded = counter("index_degraded", "Requests planned from remembered or unknown hits")
         # A look-up of a label costs as much as counting; these are needed for each token and each request.
-        self._by_source = {source: (self.tokens.labels(source), self.itl.labels(source)) for source in Source}
+        self._tallies = {source: _TokenTally() for source in Source}
+        self.snapshots.families("tokens", self._token_families)
         self._by_role = {role: self._hits.labels(role) for role in Role}
         self._by_pipeline = {name: (self.ttft.labels(name), self.e2e.labels(name)) for name in Pipeline}
         self._gap_of = {role: self._hit_gap.labels(role) for role in (Role.PREFILL, Role.MAIN)}
 
     def accepted(self, source: Source, tokens: int, gap_s: float | None) -> None:
         """Tokens came as one run, so long after the one before them (None: the first): they share that gap."""
-        count, itl = self._by_source[source]
-        count.inc(tokens)
+        tally = self._tallies[source]
+        tally.tokens += tokens
         if gap_s is not None:
-            for _ in range(tokens):
-                itl.observe(gap_s / tokens)
+            tally.gaps[bisect_left(_GAP_S, gap_s / tokens)] += tokens
+            tally.gaps_s += gap_s
+
+    def _token_families(self) -> list[Metric]:
+        count = CounterMetricFamily(
+            "kvrelay_output_tokens", "Tokens sent to clients, by who sampled them", labels=["source"]
+        )
+        gaps = HistogramMetricFamily(
+            "kvrelay_itl_seconds", "Between two tokens, by who sampled the later one", labels=["source"]
+        )
+        for source, tally in self._tallies.items():
+            count.add_metric([source], tally.tokens)
+            bounds = [*map(floatToGoString, _GAP_S), "+Inf"]
+            gaps.add_metric([source], [*zip(bounds, accumulate(tally.gaps), strict=True)], tally.gaps_s)
+        return [count, gaps]
 
     def first_token(self, pipeline: Pipeline, seconds: float) -> None:
         """An answer has begun."""

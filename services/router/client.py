@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvrelay.proto.v1 import router_pb2
-from kvrelay.rpc.convert import tokens_to_proto
+from kvrelay.rpc.convert import fill_tokens
 from services.router.answer import Answer, Piece
 from services.router.tasks import Bell
 
@@ -48,10 +48,11 @@ class ClientStream:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             await self._write(router_pb2.GenerateReply(started=started()))
-        while self.shown and (pieces := self._answer.pop()):
-            for piece in pieces:
-                await self._write(router_pb2.GenerateReply(output=_output(piece)))
-        self._room.set()
+        while self.shown and self._answer.unread:
+            for piece in self._answer.pop():
+                await self._write(_output(piece))
+        if not self._room.is_set():
+            self._room.set()
 
     async def complete(self, completed: router_pb2.Completed) -> None:
         """Writes the rest and the last message."""
@@ -59,6 +60,9 @@ class ClientStream:
         await self._write(router_pb2.GenerateReply(completed=completed))
 
 
-def _output(piece: Piece) -> router_pb2.Output:
-    chunk = tokens_to_proto(piece.first_index, piece.ids, piece.logprobs, piece.source)
-    return router_pb2.Output(tokens=chunk, text=piece.text)
+def _output(piece: Piece) -> router_pb2.GenerateReply:
+    reply = router_pb2.GenerateReply()  # filled in place: messages that are given to a message are copied
+    fill_tokens(reply.output.tokens, piece.first_index, piece.ids, piece.logprobs, piece.source)
+    if piece.text:
+        reply.output.text = piece.text
+    return reply

@@ -31,6 +31,10 @@ from services.router.route import Route
 log = logging.getLogger(__name__)
 
 
+def _idle() -> bool:
+    return False
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Conductor(Performer):
     """One attempt at one request: its legs, who feeds them, who speaks.
@@ -85,6 +89,7 @@ class Conductor(Performer):
     async def aclose(self) -> None:
         """Closes all legs."""
         await self.legs.aclose()
+        self.handoff.relay_busy = _idle  # it knows this conductor
 
     def cut_if_singular(self) -> bool:
         """The reactive singular rule: a rest that needs too much of the link will not cross; -> whether it was cut."""

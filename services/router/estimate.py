@@ -29,35 +29,28 @@ class Crossing:
 def usable_hit(question: Question, stage: StageView, *, samples: bool) -> int:
     """Cached tokens that the stage can use, in whole blocks; one that samples index 0 must compute something."""
     description = stage.description
-    hit = question.hits.get(description.instance_id, 0)
+    hit = question.hits.get(description.instance_id)
     if not hit:
         return 0
-    block = description.layout.block_tokens
-    most = (question.prompt_tokens - (1 if samples else 0)) // block * block
-    return min(hit // block * block, most)
-
-
-def load_tokens(stage: StageView, limits: Limits) -> int:
-    """How unattractive load makes a stage, in prompt tokens. Without a report a stage counts as half full."""
-    load = stage.load
-    if load is None:
-        busy = max(1, stage.description.max_running // 2)
-        return limits.load_penalty_tokens * (busy + stage.sent_requests)
-    return limits.load_penalty_tokens * (load.running + 4 * load.waiting + stage.sent_requests)
+    most = question.prompt_tokens - samples
+    return (most if hit > most else hit) // description.layout.block_tokens * description.layout.block_tokens
 
 
 def prefill_ms(question: Question, stage: StageView, limits: Limits) -> float:
     """Until index 0 is sampled: what is queued, what was sent since, and what this prompt lacks."""
-    todo = question.prompt_tokens - usable_hit(question, stage, samples=True)
-    return _before_ms(stage, limits) + 1e3 * todo / _prefill_rate(stage, limits)
+    rate = _prefill_rate(stage, limits)
+    todo = question.prompt_tokens
+    if stage.description.instance_id in question.hits:
+        todo -= usable_hit(question, stage, samples=True)
+    return _before_ms(stage, rate) + 1e3 * todo / rate
 
 
-def _before_ms(stage: StageView, limits: Limits) -> float:
+def _before_ms(stage: StageView, rate: float) -> float:
     """Until something of a prompt sent now is computed: what is before it, and what a step costs whatever is in it."""
     load = stage.load
-    queued = (load.queued_tokens if load is not None else 0) + stage.sent_tokens
-    step_ms = load.prefill_step_ms if load is not None else 0.0
-    return step_ms + 1e3 * queued / _prefill_rate(stage, limits)
+    if load is None:
+        return 1e3 * stage.sent_tokens / rate
+    return load.prefill_step_ms + 1e3 * (load.queued_tokens + stage.sent_tokens) / rate
 
 
 def _prefill_rate(stage: StageView, limits: Limits) -> float:
@@ -81,7 +74,12 @@ def link(sender: StageView, receiver: StageView) -> LinkLoad | None:
 
 def goodput(stages: Collection[StageView], sender: StageView, receiver: StageView, limits: Limits) -> float:
     """Bytes/s of the link: measured by the sender, or by anyone between these sites (the mean), or the prior."""
-    measured = link(sender, receiver)
+    return _rate(link(sender, receiver), stages, sender, receiver, limits)
+
+
+def _rate(
+    measured: LinkLoad | None, stages: Collection[StageView], sender: StageView, receiver: StageView, limits: Limits
+) -> float:
     if measured is not None and measured.goodput_bytes_per_s > 0:
         return measured.goodput_bytes_per_s
     here, there = sender.description.site, receiver.description.site
@@ -115,26 +113,27 @@ def crossing(question: Question, sender: StageView, receiver: StageView, limits:
     What prefill holds crosses as soon as the link is free; the rest once its computing has begun, while later blocks
     are computed; the last block not before it has been.
     """
-    layout = receiver.description.layout
+    block_bytes = receiver.description.layout.block_bytes
     hit = usable_hit(question, receiver, samples=False)
-    size = crossing_bytes(question, receiver)
-    fresh = min(size, _lacked(question, sender) * layout.block_bytes)
-    near = sender.description.site == receiver.description.site
-    delay = limits.lan_delay_ms if near else limits.wan_delay_ms
-    rate = goodput(question.stages, sender, receiver, limits)
+    size = _lacked(question, receiver) * block_bytes
+    fresh = min(size, _lacked(question, sender) * block_bytes)
     ttft = prefill_ms(question, sender, limits)
     arrival = 0.0
     if size:
-        free = 1e3 * (_ahead(sender, receiver, size) + size - fresh) / rate
-        line = max(free, _before_ms(sender, limits) if fresh else 0.0) + 1e3 * fresh / rate
-        last = ttft + 1e3 * layout.block_bytes / rate
+        measured = link(sender, receiver)
+        rate = _rate(measured, question.stages, sender, receiver, limits)
+        near = sender.description.site == receiver.description.site
+        delay = limits.lan_delay_ms if near else limits.wan_delay_ms
+        free = 1e3 * (_ahead(measured, sender, receiver, size) + size - fresh) / rate
+        begins = _before_ms(sender, _prefill_rate(sender, limits)) if fresh else 0.0
+        line = max(free, begins) + 1e3 * fresh / rate
+        last = ttft + 1e3 * block_bytes / rate
         arrival = max(line, last) + 2 * delay  # Offer -> Missing, then the last frame
     return Crossing(question.prompt_tokens - hit, size, arrival, ttft)
 
 
-def _ahead(sender: StageView, receiver: StageView, size: int) -> int:
+def _ahead(measured: LinkLoad | None, sender: StageView, receiver: StageView, size: int) -> int:
     """Bytes that cross before a push of `size` does: a link serves the push with the least left."""
-    measured = link(sender, receiver)
     pushes = [*measured.pushes] if measured is not None else []
     pushes += [sent for peer, sent in sender.sent_crossings if peer == receiver.instance_id]
     return sum(left for left in pushes if left <= size)

@@ -58,6 +58,7 @@ class Feeder:
         """Prefill stream -> where."""
         self.fed_by: dict[int, tuple[int, ...]] = {}
         """Prefill stream -> the legs it feeds."""
+        self._by_transfer: dict[str, OpenedLeg] = {}
         self.local_prefills = 0
 
     def open(self, route: Route) -> list[tuple[int, Role]]:
@@ -73,7 +74,7 @@ class Feeder:
         if self._feeds[role] >= self._max_feeds:
             raise NoStage(f"{planner.LEG_NAMES[role]} failed {self._max_feeds} times")
         self._feeds[role] += 1
-        prefill = planner.pick_prefill(question, self._limits)
+        prefill = planner.pick_prefill(question, planner.usable(question)[Role.PREFILL], self._limits)
         lacks = question.prompt_tokens - estimate.usable_hit(question, stage, samples=False)
         local = prefill is None or lacks <= self._limits.local_extend_tokens
         try:
@@ -85,11 +86,11 @@ class Feeder:
 
     def could_feed(self, role: Role) -> bool:
         """Whether feed() would find a stage now."""
-        return self._feeds[role] < self._max_feeds and bool(planner.usable(self._now(), role))
+        return self._feeds[role] < self._max_feeds and bool(planner.usable(self._now())[role])
 
     def leg_of(self, transfer_id: str) -> OpenedLeg | None:
         """Whose KV this transfer brings."""
-        return next((leg for leg in self.decode.values() if leg.transfer_id == transfer_id), None)
+        return self._by_transfer.get(transfer_id)
 
     def _start(
         self, stages: Sequence[StageView], prefill: StageView | None, *, whole: bool, kv_only: bool
@@ -106,6 +107,7 @@ class Feeder:
             number = self._legs.decode(link.open_decode, stage.instance_id, opening)
             site = (prefill or stage).description.site
             leg = self.decode[number] = OpenedLeg(number, stage, opening.transfer_id, site)
+            self._by_transfer[leg.transfer_id] = leg
             link.sent(len(self._ask.prompt_ids) if prefill is None else 0)
             legs.append(leg)
         if stream is not None:

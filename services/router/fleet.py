@@ -29,6 +29,8 @@ class Fleet:
         self._watchers: set[Callable[[], None]] = set()
         self._restarted: list[Callable[[str], None]] = []
         self._epochs: dict[str, int] = {}
+        self._shown: list[StageLink] | None = None
+        """Of `views()`, in their order; None: to be found anew."""
         self._live: tuple[StageDescription, ...] | None = None
         """None: to be made anew, with what is behind each."""
         self._by_incarnation: dict[tuple[str, int], StageLink] = {}
@@ -37,13 +39,10 @@ class Fleet:
 
     def views(self) -> tuple[StageView, ...]:
         """All stages at this moment, unusable ones with the reason; a live one hides a dead one of the same name."""
+        if self._shown is None:
+            self._shown = self._in_order()
         now = time.monotonic()
-        found: dict[str, StageView] = {}
-        for link in sorted(self._links.values(), key=lambda link: link.live):
-            view = link.view(now)
-            if view is not None and (link.live or view.instance_id not in found):
-                found[view.instance_id] = view
-        return tuple(found[name] for name in sorted(found))
+        return tuple([view for link in self._shown if (view := link.view(now)) is not None])
 
     def unreached(self) -> dict[str, str]:
         """Address -> why, of those that have never said who they are."""
@@ -110,6 +109,7 @@ class Fleet:
         for address in [a for a, link in self._links.items() if a not in known and not link.live]:
             self._runs.pop(address).cancel()
             del self._links[address]
+            self._shown = None
 
     async def find(self, static: Sequence[str], instances: Instances | None) -> None:
         """One round of discovery."""
@@ -134,7 +134,7 @@ class Fleet:
         """Hangs up on all stages."""
         await self._tasks.aclose()
         self._links.clear()
-        self._live = None
+        self._live = self._shown = None
 
     def start_finding(self, static: Sequence[str], instances: Instances | None, interval_s: float) -> None:
         """keep_finding as a task of the fleet's own."""
@@ -146,7 +146,16 @@ class Fleet:
         # nearly always the very object: comparing all fields would cost as much as the plan
         return link if link is not None and (link.description is stage or link.description == stage) else None
 
+    def _in_order(self) -> list[StageLink]:
+        """Those that have said who they are, by name; a live one hides a dead one of the same name."""
+        found: dict[str, StageLink] = {}
+        for link in sorted(self._links.values(), key=lambda link: link.live):
+            if link.description is not None and (link.live or link.description.instance_id not in found):
+                found[link.description.instance_id] = link
+        return [found[name] for name in sorted(found)]
+
     def _admit(self, asking: StageLink, stage: StageDescription) -> str | None:
+        self._shown = None  # it has said who it is
         return refusal(stage, self._tokenizer, self._others(asking))
 
     def _others(self, asking: StageLink) -> Iterator[StageDescription]:
@@ -155,7 +164,7 @@ class Fleet:
                 yield link.description
 
     def _changed(self, link: StageLink) -> None:
-        self._live = None
+        self._live = self._shown = None
         stage = link.description
         if link.live and stage is not None:
             if self._epochs.get(stage.instance_id, stage.epoch) != stage.epoch:

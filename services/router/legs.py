@@ -150,6 +150,10 @@ def _deaf(event: Event) -> None:
     raise AssertionError(f"nobody listens to {event}")
 
 
+def _unheard(event: Event) -> None:
+    """Nothing is heard after the end."""
+
+
 class Legs:
     """The streams of one attempt, numbered in the order of opening. One listener hears all of them, event by event."""
 
@@ -181,10 +185,12 @@ class Legs:
         return number
 
     def prefill(self, opening: OpenPrefill, peer: str, request: prefill_pb2.PrefillRequest) -> int:
-        """Opens a prefill stream; -> its number."""
+        """Opens a prefill stream, now: nothing that is opened after it leaves before it. -> its number."""
         number = next(self._numbers)
-        keeping = self._keep_prefill(number, peer, opening, request)
-        self._streams[number] = self._tasks.start(keeping, f"prefill {number} at {peer}")
+        call = opening(request)
+        task = self._tasks.start(self._keep_prefill(number, peer, call), f"prefill {number} at {peer}")
+        task.add_done_callback(lambda _: call.cancel())  # a task may be cancelled before its first step
+        self._streams[number] = task
         return number
 
     def send(self, number: int, message: decode_pb2.DecodeRequest) -> None:
@@ -236,13 +242,12 @@ class Legs:
         self.close_all()
         await self._tasks.aclose()
         self._opened.discard(self)
+        self._hear = _unheard  # who listened knows the legs: both, and the prompt, would stay until the next collection
 
-    # Calls are opened inside their tasks: a task that is cancelled before its first step must leave no call behind.
+    async def _keep_prefill(self, number: int, peer: str, call: Call[prefill_pb2.PrefillEvent]) -> None:
+        self._over(number, await self._read(number, peer, call, FromPrefill))
 
-    async def _keep_prefill(
-        self, number: int, peer: str, opening: OpenPrefill, request: prefill_pb2.PrefillRequest
-    ) -> None:
-        self._over(number, await self._read(number, peer, opening(request), FromPrefill))
+    # Opened inside its task: one that is cancelled before its first step leaves no call behind.
 
     async def _keep_decode(self, number: int, peer: str, opening: OpenDecode) -> None:
         """One leg's stream; another one in its place if its status was lost before the stage had said anything.

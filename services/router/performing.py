@@ -62,6 +62,8 @@ class Performer:
         """Raises RouteBroke, or the KvrelayError that ends the request."""
         for action in todo:
             match action:
+                case actions.Mark(name):
+                    self.record.mark(name)
                 case actions.SendResume(leg, first_index, ids):
                     resume = decode_pb2.Resume(first_index=first_index, ids=ids)
                     self.legs.send(leg, decode_pb2.DecodeRequest(resume=resume))
@@ -81,8 +83,6 @@ class Performer:
                     self._feed(role, why, whole)
                 case actions.Count(reason):
                     self._count(reason)
-                case actions.Mark(name):
-                    self.record.mark(name)
                 case actions.AwaitToken(leg):
                     self.legs.later(self.patience.turn_wait_s, TurnDue(leg))
                 case actions.Replan(error):

@@ -1,6 +1,6 @@
 """Who takes part: main decode first, then prefill, then the pipeline. Pure decisions over frozen values."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from kvrelay.errors import NoStage
 from kvrelay.types import Pipeline, Role
@@ -10,14 +10,13 @@ from services.router.route import Limits, Question, Route, StageView
 LEG_NAMES = {Role.PREFILL: "prefill", Role.RELAY: "relay decode", Role.MAIN: "main decode"}
 
 
-def usable(question: Question, role: Role, *, site: str | None = None, not_site: str | None = None) -> list[StageView]:
-    """Stages of a role (and site) that may be chosen, in a stable order."""
-    stages = [stage for stage in question.stages if stage.description.role is role and not stage.why_not]
-    if question.excluded:
-        stages = [stage for stage in stages if stage.incarnation not in question.excluded]
-    if site is not None or not_site is not None:
-        stages = [s for s in stages if site in (None, s.description.site) and not_site != s.description.site]
-    return sorted(stages, key=lambda stage: stage.description.instance_id)
+def usable(question: Question) -> dict[Role, list[StageView]]:
+    """Stages that may be chosen, by role, in the question's order."""
+    found: dict[Role, list[StageView]] = {role: [] for role in Role}
+    for stage in question.stages:
+        if not stage.why_not and (not question.excluded or stage.incarnation not in question.excluded):
+            found[stage.description.role].append(stage)
+    return found
 
 
 def why_none(question: Question, role: Role) -> str:
@@ -28,48 +27,52 @@ def why_none(question: Question, role: Role) -> str:
     return "; ".join(f"{s.instance_id}: {s.why_not or 'has failed this request'}" for s in stages)
 
 
-def pick(
-    question: Question, stages: Iterable[StageView], cost: Callable[[StageView, int], float], limits: Limits
-) -> StageView | None:
-    """The cheapest; of equals the least loaded; of those the next in turn. None: no stage.
-
-    `cost` is given a stage and its load in tokens. A stage that has reported nothing yet is taken only if there is no
-    other: silence is not idleness.
-    """
-    best: tuple[bool, float, int] | None = None
-    equal: list[StageView] = []
-    for stage in stages:
-        load = estimate.load_tokens(stage, limits)
-        price = (stage.load is None, cost(stage, load), load)
-        if best is None or price < best:
-            best, equal = price, [stage]
-        elif price == best:
-            equal.append(stage)
-    return equal[question.turn % len(equal)] if equal else None
-
-
-def pick_decode(question: Question, stages: Iterable[StageView], limits: Limits) -> StageView | None:
+def pick_decode(question: Question, stages: Sequence[StageView], limits: Limits) -> StageView | None:
     """By prompt tokens that its cache lacks, and load in tokens: a hot prefix cannot pin all load on one stage."""
+    stages, hits, penalty = _heard(stages), question.hits, limits.load_penalty_tokens
+    # Less the prompt's length, which is the same for all.
+    costs = [
+        penalty * stage.busy
+        - (estimate.usable_hit(question, stage, samples=False) if stage.description.instance_id in hits else 0)
+        for stage in stages
+    ]
+    return _cheapest(question, stages, costs, limits)
 
-    def cost(stage: StageView, load: int) -> float:
-        return question.prompt_tokens - estimate.usable_hit(question, stage, samples=False) + load
 
-    return pick(question, stages, cost, limits)
-
-
-def pick_prefill(question: Question, limits: Limits) -> StageView | None:
+def pick_prefill(question: Question, stages: Sequence[StageView], limits: Limits) -> StageView | None:
     """By the time of the first token: what is queued there and what its cache lacks."""
-    stages = usable(question, Role.PREFILL)
-    return pick(question, stages, lambda stage, _: estimate.prefill_ms(question, stage, limits), limits)
+    stages = _heard(stages)
+    return _cheapest(question, stages, [estimate.prefill_ms(question, stage, limits) for stage in stages], limits)
+
+
+def _heard(stages: Sequence[StageView]) -> Sequence[StageView]:
+    """A stage that has reported nothing yet is taken only if there is no other: silence is not idleness."""
+    return [stage for stage in stages if stage.load is not None] or stages
+
+
+def _cheapest(
+    question: Question, stages: Sequence[StageView], costs: Sequence[float], limits: Limits
+) -> StageView | None:
+    """The stage of the least cost; of equals the least busy; of those the next in turn. None: no stage."""
+    if not stages:
+        return None
+    least = min(costs)
+    equal = [stage for stage, cost in zip(stages, costs, strict=True) if cost == least]
+    if len(equal) > 1 and limits.load_penalty_tokens:
+        idlest = min(stage.busy for stage in equal)
+        equal = [stage for stage in equal if stage.busy == idlest]
+    return equal[question.turn % len(equal)]
 
 
 def pick_role(question: Question, role: Role, limits: Limits) -> StageView:
     """A stage for one leg, on its own (a leg is fed again). NoStage names the leg and why."""
-    if role is Role.PREFILL:
-        stage = pick_prefill(question, limits)
-    else:
-        stage = pick_decode(question, usable(question, role), limits)
-    return need(question, role, stage)
+    return choose(question, role, usable(question)[role], limits)
+
+
+def choose(question: Question, role: Role, stages: Sequence[StageView], limits: Limits) -> StageView:
+    """One of `stages`, all of that role. NoStage names the leg and why there is none."""
+    pick = pick_prefill if role is Role.PREFILL else pick_decode
+    return need(question, role, pick(question, stages, limits))
 
 
 def need(question: Question, role: Role, stage: StageView | None) -> StageView:
@@ -97,16 +100,22 @@ def route(
     main: StageView | None = None,
     hold_first: bool = False,
     considered: Iterable[str] = (),
+    cross: estimate.Crossing | None = None,
 ) -> Route:
-    """Fills in what the chosen legs imply; legs that the pipeline does not have are dropped."""
+    """Fills in what the chosen legs imply; legs that the pipeline does not have are dropped.
+
+    `cross`: from `prefill` to `main`, if it is known already.
+    """
     prefill = prefill if pipeline is not Pipeline.MD else None
     relay = relay if pipeline in (Pipeline.P_RLD_MD, Pipeline.P_RLD) else None
-    wanted = main
-    main = main if pipeline is not Pipeline.P_RLD else None
-    avoided = estimate.crossing(question, prefill, wanted, limits).bytes if prefill and wanted and not main else 0
-    cross = estimate.crossing(question, prefill, main, limits) if prefill and main else None
+    avoided = 0
+    if pipeline is Pipeline.P_RLD:
+        avoided = estimate.crossing_bytes(question, main) if prefill and main else 0
+        main = cross = None
+    elif prefill and main:
+        cross = cross or estimate.crossing(question, prefill, main, limits)
     if prefill is not None:
-        ttft = estimate.prefill_ms(question, prefill, limits)
+        ttft = cross.ttft_ms if cross else estimate.prefill_ms(question, prefill, limits)
         if relay is None and hold_first and cross is not None:
             ttft = max(ttft, cross.ms)
     else:

@@ -26,30 +26,37 @@ class Pdd:
         """See Policy."""
         if question.forced is not None:
             return forced(question, question.forced, limits)
-        main = planner.need(
-            question, Role.MAIN, planner.pick_decode(question, planner.usable(question, Role.MAIN), limits)
-        )
+        usable = planner.usable(question)
+        main = planner.choose(question, Role.MAIN, usable[Role.MAIN], limits)
         lacks = question.prompt_tokens - estimate.usable_hit(question, main, samples=True)
         if lacks <= limits.local_extend_tokens:
             return planner.route(question, Pipeline.MD, "local-extend", limits, main=main)
         considered = [f"md: {main.instance_id} lacks {lacks} tokens, more than {limits.local_extend_tokens}"]
-        prefill = planner.need(question, Role.PREFILL, planner.pick_prefill(question, limits))
-        relay = planner.pick_decode(question, planner.usable(question, Role.RELAY), limits)
-        pipeline, reason = self._pipeline(question, prefill, relay, main, limits, considered)
+        prefill = planner.choose(question, Role.PREFILL, usable[Role.PREFILL], limits)
+        relay = planner.pick_decode(question, usable[Role.RELAY], limits)
+        cross = estimate.crossing(question, prefill, main, limits)
+        pipeline, reason = self._pipeline(question, relay, main, cross, limits, considered)
         return planner.route(
-            question, pipeline, reason, limits, prefill=prefill, relay=relay, main=main, considered=considered
+            question,
+            pipeline,
+            reason,
+            limits,
+            prefill=prefill,
+            relay=relay,
+            main=main,
+            considered=considered,
+            cross=cross,
         )
 
     def _pipeline(
         self,
         question: Question,
-        prefill: StageView,
         relay: StageView | None,
         main: StageView,
+        cross: estimate.Crossing,
         limits: Limits,
         considered: list[str],
     ) -> tuple[Pipeline, str]:
-        cross = estimate.crossing(question, prefill, main, limits)
         if cross.stall_ms <= limits.stall_ms:
             considered.append(f"p-rld-md: KV reaches {main.instance_id} {cross.stall_ms:.0f} ms after the first token")
             return Pipeline.P_MD, "kv-in-time"
@@ -97,21 +104,22 @@ def policy(name: str) -> Policy:
 
 def forced(question: Question, pipeline: Pipeline, limits: Limits) -> Route:
     """The pipeline that the request asks for. NoStage names the leg that cannot be had."""
-    prefill = relay = main = None
+    usable, prefill, relay, main = planner.usable(question), None, None, None
     if pipeline is not Pipeline.P_RLD:
-        main = planner.pick_role(question, Role.MAIN, limits)
+        main = planner.choose(question, Role.MAIN, usable[Role.MAIN], limits)
     if pipeline is not Pipeline.MD:
-        prefill = planner.pick_role(question, Role.PREFILL, limits)
+        prefill = planner.choose(question, Role.PREFILL, usable[Role.PREFILL], limits)
     if pipeline in (Pipeline.P_RLD_MD, Pipeline.P_RLD):
-        relay = planner.pick_role(question, Role.RELAY, limits)
+        relay = planner.choose(question, Role.RELAY, usable[Role.RELAY], limits)
     return planner.route(question, pipeline, "forced", limits, prefill=prefill, relay=relay, main=main)
 
 
 def _prefill_decode(question: Question, limits: Limits, reason: str, *, near: bool) -> Route:
     if question.forced is not None:
         return forced(question, question.forced, limits)
-    prefill = planner.need(question, Role.PREFILL, planner.pick_prefill(question, limits))
+    usable = planner.usable(question)
+    prefill = planner.choose(question, Role.PREFILL, usable[Role.PREFILL], limits)
     site = prefill.description.site
-    mains = planner.usable(question, Role.MAIN, site=site if near else None, not_site=None if near else site)
-    main = planner.need(question, Role.MAIN, planner.pick_decode(question, mains, limits))
+    mains = [stage for stage in usable[Role.MAIN] if (stage.description.site == site) is near]
+    main = planner.choose(question, Role.MAIN, mains, limits)
     return planner.route(question, Pipeline.P_MD, reason, limits, prefill=prefill, main=main, hold_first=True)

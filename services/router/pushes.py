@@ -10,6 +10,8 @@ from services.router.feeding import Feeder
 from services.router.report import Record
 from services.router.route import Limits
 
+_OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in prefill_pb2.PushEnded.Outcome.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Rest:
@@ -46,7 +48,7 @@ class Pushes:
             return None
         self._crossed(told.transfer_id, told.wire_bytes)
         saved = told.blocks_cached * leg.stage.description.layout.block_bytes
-        outcome = prefill_pb2.PushEnded.Outcome.Name(told.outcome).removeprefix("OUTCOME_").lower()
+        outcome = _OUTCOMES.get(told.outcome, "unknown")
         self.metrics.pushed(
             leg.stage.instance_id, outcome, wire_bytes=told.wire_bytes, saved_bytes=saved, seconds=told.seconds
         )

@@ -12,7 +12,8 @@ class StageView:
     description: StageDescription
     load: StageLoad | None = None
     """None: it has not reported yet. That is not idleness."""
-    load_age_s: float = 0.0
+    load_at: float = 0.0
+    """When that report came, on the router's monotonic clock."""
     sent_requests: int = 0
     """Requests sent there since that report."""
     sent_tokens: int = 0
@@ -23,6 +24,13 @@ class StageView:
     """Why it must not be chosen; empty: usable."""
     joins: int = 0
     """Times that this router has reached it."""
+    busy: int = field(init=False)
+    """Sequences there, one that waits counted four times; of a stage that has not reported, half of its slots."""
+
+    def __post_init__(self) -> None:
+        load = self.load
+        here = max(1, self.description.max_running // 2) if load is None else load.running + 4 * load.waiting
+        object.__setattr__(self, "busy", here + self.sent_requests)
 
     @property
     def instance_id(self) -> str:
@@ -58,6 +66,7 @@ class Question:
     prompt_tokens: int
     max_tokens: int
     stages: tuple[StageView, ...]
+    """In order of instance id: equal stages take turns in it."""
     hits: dict[str, int] = field(default_factory=dict)
     """Instance id -> cached prompt tokens."""
     degraded: bool = False

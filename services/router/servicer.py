@@ -1,6 +1,7 @@
 """RouterService at the edge: protos in, protos out, every end counted. Knows no stage."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -64,10 +65,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             policy=rooms.policy.name,
             totals=totals(rooms.metrics.registry),
         )
+        now = time.monotonic()
         for view in rooms.fleet.views():
             stage = fleet.stages.add(
                 info=description_to_proto(view.description),
-                load_age_ms=1e3 * view.load_age_s,
+                load_age_ms=1e3 * (now - view.load_at) if view.load is not None else 0.0,
                 usable=not view.why_not,
                 why_not=view.why_not,
             )

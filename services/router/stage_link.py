@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ from services.router.route import StageView
 log = logging.getLogger(__name__)
 
 
-_VIEW_S = 0.05
-"""A view is that old at most: ages in it need no more."""
+_SILENT_VIEW_S = 0.05
+"""How often the view of a silent stage is made anew: it says for how long it has been."""
 _UNREPORTED_S = 0.25
 """A push asked for is in the sender's reports after so long: its Offer has crossed and come back."""
 
@@ -54,16 +55,19 @@ class StageLink:
         """As last told; it may be refused or gone, see `why_not`."""
         self.live = False
         """Accepted, and its load stream is open."""
-        self.load: StageLoad | None = None
+        self._report: stage_pb2.LoadReport | None = None
+        self._load: StageLoad | None = None
+        """Of `_report`, once it was asked for."""
         self._load_at = 0.0
         self._joins = 0
         self._sent_requests = 0
         self._sent_tokens = 0
-        self._sent_crossings: list[tuple[float, str, int]] = []
+        self._sent_crossings: deque[tuple[float, str, int]] = deque()
         """(when, receiver, bytes), for _UNREPORTED_S."""
         self._why_not = "not reached yet"
         self._view: StageView | None = None
-        self._viewed_at = 0.0
+        self._view_until = 0.0
+        """The view becomes another one then, whatever happens: a push is reported by now, or the stage is silent."""
         self._settings = settings
         self._admit = admit
         self._changed = changed
@@ -81,35 +85,49 @@ class StageLink:
         finally:
             await self._tokens.close()
 
+    @property
+    def load(self) -> StageLoad | None:
+        """Its last report; None: there is none, or it is out of reach. Most reports are never looked at."""
+        if self._load is None and self._report is not None:
+            self._load = load_from_proto(self._report)
+        return self._load
+
     def view(self, now: float) -> StageView | None:
-        """None: it has never said who it is."""
+        """None: it has never said who it is. The same object until something changes."""
         if self.description is None:
             return None
-        if self._view is None or now - self._viewed_at > _VIEW_S:
-            self._view, self._viewed_at = self._look(self.description, now), now
+        if self._view is None or now >= self._view_until:
+            self._view = self._look(self.description, now)
         return self._view
 
     def _look(self, description: StageDescription, now: float) -> StageView:
+        crossings = self._sent_crossings
+        while crossings and crossings[0][0] <= now - _UNREPORTED_S:
+            crossings.popleft()
+        silent_at = self._load_at + self._settings.load_silence_s
+        self._view_until = silent_at if silent_at > now else now + _SILENT_VIEW_S
+        if crossings:
+            self._view_until = min(self._view_until, crossings[0][0] + _UNREPORTED_S)
         return StageView(
             description,
             self.load,
-            self.load_age_s(now),
+            self._load_at,
             self._sent_requests,
             self._sent_tokens,
-            tuple((peer, size) for at, peer, size in self._sent_crossings if at > now - _UNREPORTED_S),
+            tuple((peer, size) for _, peer, size in crossings),
             self.why_not(now),
             self._joins,
         )
 
     def load_age_s(self, now: float) -> float:
         """Since the last report."""
-        return now - self._load_at if self.load is not None else 0.0
+        return now - self._load_at if self._report is not None else 0.0
 
     def why_not(self, now: float) -> str:
         """Why the stage must not be chosen; empty: usable."""
         if not self.live:
             return self._why_not
-        if self.load is not None and self.load.draining:
+        if self._report is not None and self._report.draining:
             return "draining"
         age = self.load_age_s(now)
         return f"silent for {age:.1f} s" if age > self._settings.load_silence_s else ""
@@ -122,10 +140,9 @@ class StageLink:
 
     def crosses(self, receiver: str, size: int) -> None:
         """It is to push so many bytes to the receiver."""
-        now = time.monotonic()
-        self._sent_crossings = [sent for sent in self._sent_crossings if sent[0] > now - _UNREPORTED_S]
-        self._sent_crossings.append((now, receiver, size))
-        self._view = None
+        if size:
+            self._sent_crossings.append((time.monotonic(), receiver, size))
+            self._view = None
 
     async def _session(self, channel: grpc.aio.Channel) -> bool:
         """One connection's life; -> whether the stage was accepted."""
@@ -153,8 +170,8 @@ class StageLink:
         call = stub.WatchLoad(stage_pb2.WatchLoadRequest())
         try:
             async for report in call:
-                was_draining = self.load is not None and self.load.draining
-                self.load, self._load_at = load_from_proto(report), time.monotonic()
+                was_draining = self._report is not None and self._report.draining
+                self._report, self._load, self._load_at = report, None, time.monotonic()
                 self._sent_requests = self._sent_tokens = 0
                 self._view = None
                 if not self.live:
@@ -162,13 +179,13 @@ class StageLink:
                     self._joins += 1
                     log.info("stage %s at %s joined", self.description.instance_id, self.address)
                     self._changed(self)
-                elif self.load.draining != was_draining:
+                elif report.draining != was_draining:
                     log.info("stage %s: draining=%s", self.description.instance_id, not was_draining)
                     self._changed(self)
         finally:
             call.cancel()
             if self.live:
-                self.live, self.load = False, None
+                self.live, self._report, self._load = False, None, None
                 self._why_not = "its load stream ended"
                 self._view = None
                 log.info("stage %s at %s left", self.description.instance_id, self.address)

@@ -66,7 +66,8 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """A report at once, then every report_interval or sooner on change. The open stream is how the router knows it lives.
+        """A report at once, then every report_interval or sooner on change; an idle stage with nothing new to say sends one a
+        second. The open stream is how the router knows it lives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,9 @@ class StageServiceStub:
     def __new__(cls, channel: _aio.Channel) -> StageServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.StageInfo]
     WatchLoad: _grpc.UnaryStreamMultiCallable[_stage_pb2.WatchLoadRequest, _stage_pb2.LoadReport]
-    """A report at once, then every report_interval or sooner on change. The open stream is how the router knows it lives."""
+    """A report at once, then every report_interval or sooner on change; an idle stage with nothing new to say sends one a
+    second. The open stream is how the router knows it lives.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_stage_pb2.FlushCacheRequest, _stage_pb2.FlushCacheReply]
     """Drops every cached block that no request holds."""
     Drain: _grpc.UnaryUnaryMultiCallable[_stage_pb2.DrainRequest, _stage_pb2.DrainReply]
@@ -44,7 +46,9 @@ class StageServiceAsyncStub(StageServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_stage_pb2.DescribeRequest, _stage_pb2.StageInfo]  # type: ignore[assignment]
     WatchLoad: _aio.UnaryStreamMultiCallable[_stage_pb2.WatchLoadRequest, _stage_pb2.LoadReport]  # type: ignore[assignment]
-    """A report at once, then every report_interval or sooner on change. The open stream is how the router knows it lives."""
+    """A report at once, then every report_interval or sooner on change; an idle stage with nothing new to say sends one a
+    second. The open stream is how the router knows it lives.
+    """
     FlushCache: _aio.UnaryUnaryMultiCallable[_stage_pb2.FlushCacheRequest, _stage_pb2.FlushCacheReply]  # type: ignore[assignment]
     """Drops every cached block that no request holds."""
     Drain: _aio.UnaryUnaryMultiCallable[_stage_pb2.DrainRequest, _stage_pb2.DrainReply]  # type: ignore[assignment]
@@ -64,7 +68,9 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.LoadReport], _abc.AsyncIterator[_stage_pb2.LoadReport]]:
-        """A report at once, then every report_interval or sooner on change. The open stream is how the router knows it lives."""
+        """A report at once, then every report_interval or sooner on change; an idle stage with nothing new to say sends one a
+        second. The open stream is how the router knows it lives.
+        """
 
     @_abc_1.abstractmethod
     def FlushCache(

@@ -1,6 +1,7 @@
 """How an answer ends, for the client and for the legs: at the relay, by its client, by a rule or a deadline."""
 
 import asyncio
+import gc
 
 import grpc
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kvrelay.errors import StageFailed
 from kvrelay.proto.v1 import common_pb2
 from kvrelay.types import FinishReason, Role
+from services.router.conductor import Conductor
 from services.router.feeding import Feeder
 from services.router.route import Route
 from tests.unit.router.rig import CATCH_UP, P_MD, P_RLD, legs_of, relaying, rig
@@ -256,3 +258,23 @@ async def test_a_request_whose_legs_cannot_be_opened_is_counted_once(monkeypatch
         with pytest.raises(grpc.aio.AioRpcError, match="it has just left"):
             await asked.completed()
         assert sum(running.router.rooms.tally.requests.values()) == 1
+
+
+async def test_a_request_that_has_ended_is_freed_without_the_collector() -> None:
+    async with rig() as running:
+        gc.collect()  # what other tests have left
+        gc.disable()
+        try:
+            asked = running.ask(max_tokens=3)
+            p, r, m = await relaying(running, asked)
+            r.finished(3)
+            await asked.completed()
+            await m.hears("extend")
+            m.drained()
+            for stream in (p, r, m):
+                stream.end()
+            await running.settled()
+            left = [one for one in gc.get_objects() if type(one) is Conductor]
+        finally:
+            gc.enable()
+        assert not left

@@ -4,11 +4,12 @@ import asyncio
 import logging
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvrelay.telemetry.metrics import Metrics, RouterMetrics, StageMetrics
+from kvrelay.telemetry.metrics import _GAP_S, Metrics, RouterMetrics, StageMetrics
 from kvrelay.telemetry.serve import serve_metrics
-from kvrelay.types import LinkLoad, StageLoad
+from kvrelay.types import LinkLoad, Source, StageLoad
 
 
 async def http(address: str, request: bytes) -> tuple[bytes, bytes]:
@@ -159,3 +160,21 @@ async def test_no_listen_address_serves_nothing_and_a_taken_one_is_named() -> No
     with pytest.raises(ValueError, match="metrics_listen: must be host:port"):
         async with serve_metrics(Metrics().registry, "nowhere"):
             pass
+
+
+def test_gaps_between_tokens_are_counted_as_a_histogram_does() -> None:
+    ours, gaps = RouterMetrics(), [0.0005, 0.001, 0.0011, 0.5, 99.0]
+    theirs = Histogram("itl", "as prometheus_client counts", buckets=_GAP_S, registry=CollectorRegistry())
+    for gap in gaps:
+        ours.accepted(Source.MAIN, 2, 2 * gap)
+        theirs.observe(gap)
+        theirs.observe(gap)
+    ours.accepted(Source.PREFILL, 1, None)
+    read = ours.registry.get_sample_value
+    for sample in next(iter(theirs.collect())).samples:
+        if not sample.name.endswith("_created"):
+            name = sample.name.replace("itl", "kvrelay_itl_seconds")
+            assert read(name, {"source": "main", **sample.labels}) == pytest.approx(sample.value)
+    assert read("kvrelay_itl_seconds_count", {"source": "prefill"}) == 0
+    assert read("kvrelay_output_tokens_total", {"source": "main"}) == 2 * len(gaps)
+    assert read("kvrelay_output_tokens_total", {"source": "prefill"}) == 1
