@@ -15,8 +15,8 @@ EMULATED = (
     "(rate and delay; no loss, no congestion control), on one host."
 )
 
-# By estimate; to be frozen where `python -m bench.paper --calibrate` gives pd-remote a TTFT P50 of 1.6 x pd-local's.
-WAN_RATE_BYTES_PER_S = 480_000.0
+# Frozen where `python -m bench.paper --calibrate` gives pd-remote a TTFT P50 of 1.6 x pd-local's; see LOG.md.
+WAN_RATE_BYTES_PER_S = 650_000.0
 
 
 @dataclass(frozen=True, slots=True)
