@@ -55,7 +55,8 @@ class Arrivals:
 
     def claimed(self, block: int, offset: int, length: int) -> bool:
         """A claim touches these bytes."""
-        return any(c.block == block and c.offset < offset + length and offset < c.end for c in self._claims)
+        end = offset + length
+        return bool(self._claims) and any(c.block == block and c.offset < end and offset < c.end for c in self._claims)
 
     def add(self, block: int, offset: int, length: int) -> bool:
         """Bytes [offset, offset + length) of `block` are in place; whether that completed the block."""

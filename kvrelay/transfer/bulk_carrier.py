@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from kvrelay.transfer import bulk_wire
 from kvrelay.transfer.bulk_connection import BulkConnection, BulkLost, connect
-from kvrelay.transfer.carrier import Ack, BulkDoor, Frame, Lane, LaneLost, LaneRefused, Missing, Offer, Reply
+from kvrelay.transfer.carrier import Answer, BulkDoor, Frame, Lane, LaneLost, LaneRefused, Missing, Offer, OnAck, ignore
 from kvrelay.transfer.grpc_carrier import GrpcCarrier
 from kvrelay.types import KvTarget
 
@@ -47,10 +47,11 @@ class BulkCarrier:
         self._roads = _Roads(connections)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self, connection: int, offer: Offer) -> Lane:
+    def open(self, connection: int, offer: Offer, on_ack: OnAck = ignore) -> Lane:
         """Part of Carrier."""
         bulk = len(offer.transfer_id.encode()) <= MAX_ID_BYTES
-        return BulkLane(self, self._grpc.open(connection, dataclasses.replace(offer, bulk=bulk)), connection)
+        lane = self._grpc.open(connection, dataclasses.replace(offer, bulk=bulk), on_ack)
+        return BulkLane(self, lane, connection, on_ack)
 
     async def close(self) -> None:
         """Part of Carrier."""
@@ -137,17 +138,25 @@ class _Roads:
 class BulkLane:
     """A Push stream whose frames go over a bulk connection if there is one; where they go is settled at the answer."""
 
-    def __init__(self, carrier: BulkCarrier, lane: Lane, connection: int) -> None:
+    def __init__(self, carrier: BulkCarrier, lane: Lane, connection: int, on_ack: OnAck) -> None:
+        self.acked = on_ack
+        """Part of Attached."""
         self._carrier = carrier
         self._lane = lane
         self._connection = connection
         self._bulk: BulkConnection | None = None
         self._number = 0
+        self._bulk_bytes = 0
         self._reader: asyncio.Task[None] | None = None
-        self._news: asyncio.Queue[Reply | LaneLost | LaneRefused] = asyncio.Queue()
+        self._news: asyncio.Queue[Answer | LaneLost | LaneRefused] = asyncio.Queue()
         self._closed = False
 
-    async def send(self, frames: Iterable[Frame]) -> int:
+    @property
+    def wire_bytes(self) -> int:
+        """Part of Lane."""
+        return self._lane.wire_bytes + self._bulk_bytes
+
+    async def send(self, frames: Iterable[Frame]) -> None:
         """Part of Lane."""
         if self._bulk is None:
             return await self._lane.send(frames)
@@ -155,11 +164,11 @@ class BulkLane:
         for frame in frames:
             buffers += bulk_wire.frame_header(self._number, frame), frame.payload
         try:
-            return await self._bulk.send(buffers)
+            await self._bulk.send(buffers, self._sent)
         except BulkLost as error:
             raise LaneLost(f"{self._carrier.peer}: {error}") from error
 
-    async def receive(self) -> Reply:
+    async def receive(self) -> Answer:
         """Part of Lane."""
         if self._reader is None:
             reply = await self._lane.receive()
@@ -180,13 +189,12 @@ class BulkLane:
             self._bulk.detach(self._number)
         self._lane.close()
 
-    def acked(self, payload_bytes: int) -> None:
-        """Part of Attached."""
-        self._news.put_nowait(Ack(payload_bytes))
-
     def lost(self, why: str) -> None:
         """Part of Attached."""
         self._news.put_nowait(LaneLost(f"{self._carrier.peer}: {why}"))
+
+    def _sent(self, count: int) -> None:
+        self._bulk_bytes += count
 
     async def _attach(self, door: BulkDoor | None) -> None:
         bulk = await self._carrier.connection(self._connection, door)

@@ -14,6 +14,7 @@ from kvrelay.rpc.address import bare_host, split_address
 from kvrelay.transfer import bulk_wire
 from kvrelay.transfer.bulk_server import keep_alive
 from kvrelay.transfer.bulk_wire import BadMessage
+from kvrelay.transfer.carrier import OnAck
 
 _READ_BYTES = 16 * 1024
 SHARE_BYTES = 2 * 1024 * 1024
@@ -27,8 +28,9 @@ class BulkLost(Exception):
 class Attached(Protocol):
     """A lane, as its bulk connection sees it."""
 
-    def acked(self, payload_bytes: int) -> None:
-        """The receiver has taken so many payload bytes of the lane in all."""
+    @property
+    def acked(self) -> OnAck:
+        """Is told of the lane's acknowledgements."""
         ...
 
     def lost(self, why: str) -> None:
@@ -67,28 +69,28 @@ class BulkConnection:
         if self._lanes.pop(number, None) is not None and not self.closed:
             self._ship(bulk_wire.detach(number))
 
-    async def send(self, buffers: Sequence[bytes | memoryview]) -> int:
-        """Frames, each as its header and its payload; how many bytes that is.
+    async def send(self, buffers: Sequence[bytes | memoryview], sent: Callable[[int], None]) -> None:
+        """Frames, each as its header and its payload. `sent` is told how many bytes of them have left or will.
 
         Returns when the kernel has all of it: `buffers` are not read after that, nor after a cancellation. Raises
         BulkLost.
         """
         if self.closed:
             raise BulkLost("the bulk connection is closed")
-        size = sum(map(len, buffers))
         shipment = self._ship(*buffers)
-        if not shipment.buffers:
-            self._unshared += size
-            if self._unshared >= SHARE_BYTES:
-                self._unshared = 0
-                await asyncio.sleep(0)
-            return size
+        waits = bool(shipment.buffers)
         try:
-            await shipment.done
+            if waits:
+                await shipment.done
         except asyncio.CancelledError:
             self._orphan(shipment)
             raise
-        return size
+        finally:
+            sent(shipment.count)
+        self._unshared = 0 if waits else self._unshared + shipment.count
+        if self._unshared >= SHARE_BYTES:
+            self._unshared = 0
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Closes the socket. Idempotent; `gone` is not called."""
@@ -114,9 +116,10 @@ class BulkConnection:
     def _orphan(self, shipment: "_Shipment") -> None:
         """Nobody waits for it any more. The frame that was begun is ended, from a copy: both ends stay in step."""
         if shipment in self._queue:
-            if shipment.begun:
+            if shipment.count:
                 frame = islice(shipment.buffers, 2 - len(shipment.buffers) % 2)
                 shipment.buffers = deque(memoryview(bytes(buffer)) for buffer in frame)
+                shipment.count += sum(map(len, shipment.buffers))
             else:
                 self._queue.remove(shipment)
 
@@ -174,15 +177,16 @@ class BulkConnection:
 class _Shipment:
     """Frames with their headers, or a message by itself, as far as they are not sent."""
 
-    __slots__ = ("begun", "buffers", "done")
+    __slots__ = ("buffers", "count", "done")
 
     def __init__(self, done: "asyncio.Future[None]", buffers: "deque[memoryview]") -> None:
         self.done = done
         self.buffers = buffers
-        self.begun = False
+        self.count = 0
+        """Bytes that have left, and those that will though nobody waits for them."""
 
     def sent(self, count: int) -> None:
-        self.begun = True
+        self.count += count
         while self.buffers and count >= len(self.buffers[0]):
             count -= len(self.buffers.popleft())
         if count:

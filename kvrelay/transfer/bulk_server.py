@@ -104,6 +104,8 @@ class BulkConnection(asyncio.BufferedProtocol):
         """Attached; None: over already."""
         self._head = memoryview(bytearray(LENGTH_BYTES + MAX_MESSAGE_BYTES))
         self._headed = 0
+        self._usual = len(self._head)
+        """Bytes of the last frame's message: so much is read of the next, and its payload where it belongs."""
         self._staging = memoryview(bytearray())
         """For payloads that cannot be read into the pool; a stranger gets none."""
         self._landing: Landing | _Void | None = None
@@ -120,7 +122,9 @@ class BulkConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of BufferedProtocol: called right before each read, which nothing comes between."""
-        return self._head[self._headed :] if self._landing is None else self._landing.buffer()
+        if self._landing is not None:
+            return self._landing.buffer()
+        return self._head[self._headed : self._usual if self._headed < self._usual else None]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Part of BufferedProtocol."""
@@ -173,6 +177,8 @@ class BulkConnection(asyncio.BufferedProtocol):
             if self._headed < end:
                 break
             self._obey(bulk_wire.read_message(self._head[start:end]))
+            if self._landing is not None:
+                self._usual = end - at
             at = end + self._land_early(end)
         if at < self._headed:
             self._head[: self._headed - at] = bytes(self._head[at : self._headed])

@@ -1,7 +1,7 @@
 """What sender and receiver say to each other, and the interface of what carries it. Knows no gRPC, no sockets."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,7 +111,16 @@ class Ended:
     reason: EndReason
 
 
-Reply = Missing | Ack | Committed | Ended
+Answer = Missing | Committed | Ended
+Reply = Answer | Ack
+
+
+OnAck = Callable[[int], None]
+"""Is told how many payload bytes the receiver has taken of a lane in all, `receive` being awaited."""
+
+
+def ignore(payload_bytes: int) -> None:
+    """An OnAck."""
 
 
 class LaneLost(Exception):
@@ -125,15 +134,20 @@ class LaneRefused(Exception):
 class Lane(Protocol):
     """The sender's end of one Push stream. One task sends, one receives."""
 
-    async def send(self, frames: Iterable[Frame]) -> int:
-        """Sends the frames of one turn; the bytes they take on the wire, headers included. Returns when more may come.
+    @property
+    def wire_bytes(self) -> int:
+        """Of frames, headers included, that have left: known after a cancelled `send`, too."""
+        ...
+
+    async def send(self, frames: Iterable[Frame]) -> None:
+        """Sends the frames of one turn. Returns when more may come.
 
         Raises LaneLost; `receive` then raises too, and says why.
         """
         ...
 
-    async def receive(self) -> Reply:
-        """The receiver's next reply. Raises LaneLost, or LaneRefused."""
+    async def receive(self) -> Answer:
+        """The receiver's next reply but for acknowledgements. Raises LaneLost, or LaneRefused."""
         ...
 
     def close(self) -> None:
@@ -144,8 +158,11 @@ class Lane(Protocol):
 class Carrier(Protocol):
     """Kept-open connections to one receiver."""
 
-    def open(self, connection: int, offer: Offer) -> Lane:
-        """A lane on the given connection (0, 1, ...); its offer is under way. Raises nothing: `receive` will."""
+    def open(self, connection: int, offer: Offer, on_ack: OnAck = ignore) -> Lane:
+        """A lane on the given connection (0, 1, ...); its offer is under way. Raises nothing: `receive` will.
+
+        `on_ack` is called at once where an acknowledgement is read: a task woken for each would cost more than a frame.
+        """
         ...
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from kvrelay.proto.v1 import kv_pb2
 from kvrelay.rpc.channels import Purpose, open_channel
 from kvrelay.rpc.status import from_rpc_error
 from kvrelay.transfer import wire
-from kvrelay.transfer.carrier import Frame, Lane, LaneLost, LaneRefused, Offer, Reply
+from kvrelay.transfer.carrier import Ack, Answer, Frame, Lane, LaneLost, LaneRefused, Offer, OnAck, Reply, ignore
 from kvrelay.types import KvTarget
 
 PUSH = "/kvrelay.proto.v1.KvTransferService/Push"
@@ -22,31 +22,37 @@ _FINAL = (LayoutMismatch, ProtocolViolation, InvalidRequest, Unsupported)
 class GrpcLane:
     """A Push stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, offer: Offer, peer: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, offer: Offer, peer: str, on_ack: OnAck) -> None:
         # Requests are serialized here: see wire.write_frame.
         push: Any = channel.stream_stream(PUSH, response_deserializer=kv_pb2.PushReply.FromString)
         self._call = push()
         self._offer: Offer | None = offer
         self._peer = peer
+        self._on_ack = on_ack
+        self.wire_bytes = 0
+        """Part of Lane. What gRPC has taken, though it may never leave if the lane ends soon."""
 
-    async def send(self, frames: Iterable[Frame]) -> int:
+    async def send(self, frames: Iterable[Frame]) -> None:
         """Part of Lane."""
-        wire_bytes = 0
         try:
             for frame in frames:
                 message = wire.write_frame(frame)
+                self.wire_bytes += len(message) + wire.GRPC_PREFIX_BYTES
                 await self._call.write(message)
-                wire_bytes += len(message) + wire.GRPC_PREFIX_BYTES
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise LaneLost(f"{self._peer}: {error}") from error
         except asyncio.CancelledError:
             if _cancelled_here():
                 raise
             raise LaneLost(f"{self._peer}: cancelled by the receiver") from None
-        return wire_bytes
 
-    async def receive(self) -> Reply:
+    async def receive(self) -> Answer:
         """Part of Lane; the first call sends the offer."""
+        while isinstance(reply := await self._read(), Ack):
+            self._on_ack(reply.payload_bytes)
+        return reply
+
+    async def _read(self) -> Reply:
         try:
             if self._offer is not None:
                 offer, self._offer = self._offer, None
@@ -85,9 +91,9 @@ class GrpcCarrier:
         self._peer = f"{target.instance_id} at {target.address}"
         self._channels = [open_channel(target.address, Purpose.KV) for _ in range(connections)]
 
-    def open(self, connection: int, offer: Offer) -> Lane:
+    def open(self, connection: int, offer: Offer, on_ack: OnAck = ignore) -> Lane:
         """Part of Carrier."""
-        return GrpcLane(self._channels[connection], offer, self._peer)
+        return GrpcLane(self._channels[connection], offer, self._peer, on_ack)
 
     async def close(self) -> None:
         """Part of Carrier."""

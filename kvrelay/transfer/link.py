@@ -99,6 +99,7 @@ class Slot:
         self._lane = lane
         self._flights: deque[Flight] = deque()
         self._waiter: asyncio.Future[list[Span]] | None = None
+        self._closed = False
 
     async def next(self) -> list[Span]:
         """Waits for the lane's turn: what to send, at least one span; all are under way from now on."""
@@ -131,16 +132,16 @@ class Slot:
 
     def acked(self, payload_bytes: int) -> bool:
         """The receiver has taken so many bytes on this lane in all; whether that is news."""
-        covered = self._entry.outbox.acked(self._lane, payload_bytes)
-        now = time.monotonic()
-        for _ in range(covered):
-            self._link.window.acked(self._flights.popleft(), now)
-        if covered:
-            self._link.pump()
-        return covered > 0
+        if self._closed or not (covered := self._entry.outbox.acked(self._lane, payload_bytes)):
+            return False
+        older = sum(self._flights.popleft().size for _ in range(covered - 1))
+        self._link.window.acked(self._flights.popleft(), time.monotonic(), older)
+        self._link.pump()
+        return True
 
     def close(self) -> None:
         """The lane is over; what was under way on it counts as lost."""
+        self._closed = True
         if self in self._entry.idle:
             self._entry.idle.remove(self)
         while self._flights:

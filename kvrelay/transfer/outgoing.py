@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import time
 
-from kvrelay.transfer.carrier import Ack, Committed, Ended, Frame, KvBytes, Lane, LaneLost, LaneRefused, Missing, Offer
+from kvrelay.transfer.carrier import Committed, Ended, Frame, KvBytes, Lane, LaneLost, LaneRefused, Missing, Offer
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.frames import Span, checksum
 from kvrelay.transfer.link import Entry, Link, Slot
@@ -154,31 +154,35 @@ class OutgoingTransfer:
 
     async def _lane(self, number: int, patience: Patience) -> None:
         connection = self._link.claim_connection()
-        lane = self._link.carrier.open(connection, dataclasses.replace(self._offer, lane=number))
+        slot = Slot(self._link, self._entry, number)
+
+        def on_ack(payload_bytes: int) -> None:
+            if slot.acked(payload_bytes):
+                patience.moved()
+                self._moved.set()
+
+        lane = self._link.carrier.open(connection, dataclasses.replace(self._offer, lane=number), on_ack)
         try:
             answer = await lane.receive()
             patience.answered()
             if isinstance(answer, Missing):
-                await self._serve(number, lane, answer, patience)
+                await self._serve(number, lane, slot, answer)
             elif not self._last(answer):
                 raise LaneLost(f"an offer was answered by {answer}")
         finally:
             lane.close()
             self._link.yield_connection(connection)
 
-    async def _serve(self, number: int, lane: Lane, missing: Missing, patience: Patience) -> None:
+    async def _serve(self, number: int, lane: Lane, slot: Slot, missing: Missing) -> None:
         self._outbox.asked(number, missing.ranges)
-        slot = Slot(self._link, self._entry, number)
         self._moved.set()
         if number == 0 and self._opened == 1:
             for _ in range(1, self._lanes_for(missing.bytes)):
                 self._open_lane()
         writer = asyncio.get_running_loop().create_task(self._write(slot, lane))
         try:
-            while not self._last(reply := await lane.receive()):
-                if isinstance(reply, Ack) and slot.acked(reply.payload_bytes):
-                    patience.moved()
-                    self._moved.set()
+            while not self._last(await lane.receive()):
+                pass
         finally:
             writer.cancel()
             slot.close()  # before the wait, which may be cut short
@@ -203,14 +207,14 @@ class OutgoingTransfer:
 
         try:
             while True:
-                sent = await lane.send(map(frame, await slot.next()))
-                self._wire_bytes += sent
-                self._stats.wire_bytes += sent
+                await lane.send(map(frame, await slot.next()))
         except LaneLost:
             return  # the reader hears why
         except Exception:
             log.exception("push %s: cannot send", self._offer.transfer_id)
             self._conclude(PushOutcome.FAILED, "internal error")
+        finally:
+            self._wire_bytes += lane.wire_bytes
 
     def _last(self, reply: object) -> bool:
         match reply:

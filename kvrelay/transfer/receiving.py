@@ -13,7 +13,7 @@ from kvrelay.transfer.landing import Landing
 if TYPE_CHECKING:
     from kvrelay.transfer.receiver import IncomingTransfer, KvReceiver
 
-ACK_BYTES = 2 * 1024 * 1024
+ACK_BYTES = 4 * 1024 * 1024
 """So many payload bytes are acknowledged at once ..."""
 ACK_EVERY_S = 0.002
 """... and fewer if the last acknowledgement is so long ago, or once it is."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SenderStats:
-    """Of all pushes of one stage. Bytes on the wire are frames with their headers, resent ones included."""
+    """Of all pushes of one stage."""
 
-    wire_bytes: int = 0
     blocks_sent: int = 0
     """That crossed and were committed."""
     blocks_cached: int = 0

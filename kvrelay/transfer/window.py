@@ -120,10 +120,11 @@ class Window:
         self.in_flight += size
         return flight
 
-    def acked(self, flight: Flight, now: float) -> None:
-        """A frame is acknowledged."""
-        self.in_flight -= flight.size
-        self._delivered += flight.size
+    def acked(self, flight: Flight, now: float, older_bytes: int = 0) -> None:
+        """A frame is acknowledged, and `older_bytes` of frames that left before it: one sample, as in BBR."""
+        size = flight.size + older_bytes
+        self.in_flight -= size
+        self._delivered += size
         since, self._delivered_at = now - self._delivered_at, now
         self._measure_round_trip(now - flight.sent_at, flight.alone, now)
         self._acked_sent_at = max(self._acked_sent_at, flight.sent_at)

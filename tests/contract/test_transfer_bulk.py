@@ -12,7 +12,7 @@ from kvrelay.transfer import bulk_carrier, bulk_server, bulk_wire
 from kvrelay.transfer.bulk_carrier import BulkCarriers
 from kvrelay.transfer.bulk_connection import BulkConnection, connect
 from kvrelay.transfer.bulk_server import BulkServer
-from kvrelay.transfer.carrier import Ack, BulkDoor, Ended, EndReason, Frame, Lane, Missing, Offer
+from kvrelay.transfer.carrier import BulkDoor, Ended, EndReason, Frame, Lane, Missing, Offer, OnAck
 from kvrelay.transfer.frames import MAX_PAYLOAD_BYTES, checksum
 from kvrelay.transfer.push import PushOutcome
 from kvrelay.transfer.receiving import ReceivingLane
@@ -228,11 +228,11 @@ async def test_a_good_copy_does_not_complete_a_block_that_is_being_written_in_pl
 
 
 @contextlib.asynccontextmanager
-async def offered(rig: Rig, carriers: BulkCarriers) -> AsyncIterator[Lane]:
+async def offered(rig: Rig, carriers: BulkCarriers, on_ack: OnAck) -> AsyncIterator[Lane]:
     """A lane of t1 by a carrier of its own, its offer answered."""
     peer = carriers(rig.target(), 1)
     offer = Offer("t1", "r1", rig.layout, rig.blocks, rig.layout.block_bytes, EPOCH, 0)
-    lane = peer.open(0, offer)
+    lane = peer.open(0, offer, on_ack)
     try:
         assert isinstance(await lane.receive(), Missing)
         yield lane
@@ -373,9 +373,10 @@ async def test_a_cancelled_frame_is_ended_from_a_copy_and_the_connection_goes_on
 async def test_acknowledgements_come_on_the_bulk_connection_and_the_end_on_the_stream() -> None:
     async with rigged("bulk") as rig:
         incoming = rig.receiver.expect("t1", range(8), 0)
-        async with offered(rig, BulkCarriers()) as lane:
+        acks: list[int] = []
+        async with offered(rig, BulkCarriers(), acks.append) as lane:
             await lane.send([frame_of(rig, 0)])
-            assert await lane.receive() == Ack(BLOCK)
+            await until(lambda: acks == [BLOCK])
             incoming.end()
             assert await lane.receive() == Ended(EndReason.RELEASED)
 
@@ -407,10 +408,11 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
     sock = await connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
     connection = BulkConnection(sock, lambda gone: None)
     payloads = [bytes([i]) * (1 << 20) for i in range(24)]
+    counted: list[int] = []
 
     async def send() -> None:
         for payload in payloads:
-            await connection.send([b"header", payload])
+            await connection.send([b"header", payload], counted.append)
 
     sending = asyncio.ensure_future(send())
     await asyncio.sleep(0.2)
@@ -420,6 +422,7 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
     connection.close()
     await until(lambda: len(arrived) == 24 * ((1 << 20) + 6))
     assert bytes(arrived) == b"".join(b"header" + payload for payload in payloads)
+    assert sum(counted) == len(arrived)
     server.close()
     await server.wait_closed()
 
@@ -439,7 +442,8 @@ async def test_a_cancelled_turn_ends_its_frame_from_a_copy_and_drops_the_frames_
     payloads = [bytearray([i]) * (1 << 20) for i in range(1, 25)]
     frames = [b"header%02d" % p[0] + bytes(p) for p in payloads]
     turn = [part for p in payloads for part in (b"header%02d" % p[0], memoryview(p))]
-    sending = asyncio.ensure_future(connection.send(turn))
+    counted: list[int] = []
+    sending = asyncio.ensure_future(connection.send(turn, counted.append))
     await asyncio.sleep(0.2)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -447,11 +451,12 @@ async def test_a_cancelled_turn_ends_its_frame_from_a_copy_and_drops_the_frames_
     for payload in payloads:  # given to another request
         payload[:] = bytes(len(payload))
     reading.set()
-    await connection.send([b"header99", b"behind"])
+    await connection.send([b"header99", b"behind"], counted.append)
     connection.close()
     await until(lambda: arrived.endswith(b"header99behind"))
     whole = len(arrived) // len(frames[0])
     assert 0 < whole < 24
     assert bytes(arrived) == b"".join(frames[:whole]) + b"header99behind"
+    assert sum(counted) == len(arrived)
     server.close()
     await server.wait_closed()

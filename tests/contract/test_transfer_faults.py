@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from kvrelay.transfer.carrier import Frame, Missing, Offer
+from kvrelay.transfer.frames import checksum
 from kvrelay.transfer.push import PushOutcome
 from kvrelay.wan.emulator import Outage
 from kvrelay.wan.settings import WanSettings
-from tests.unit.transfer.rig import CARRIERS, Rig, rigged, until
+from tests.unit.transfer.rig import CARRIERS, EPOCH, Rig, rigged, until
 
 pytestmark = pytest.mark.parametrize("carrier", sorted(CARRIERS))
 
@@ -142,6 +144,21 @@ async def test_the_end_of_a_leg_stops_its_push_within_a_window(carrier: str) -> 
         result = await push.done()
         assert result.outcome is PushOutcome.ENDED
         assert result.wire_bytes < 4 * MIB
+
+
+async def test_what_has_left_is_counted_though_its_send_was_cancelled(carrier: str) -> None:
+    async with rigged(carrier, blocks=32, block_kib=512, wan=THIN) as rig, rig.receiver.expect("t1", range(32), 0):
+        peer = rig.watch.factory(rig.target(), 1)
+        lane = peer.open(0, Offer("t1", "r1", rig.layout, 32, rig.layout.block_bytes, EPOCH, 0))
+        assert isinstance(await lane.receive(), Missing)
+        blocks = [rig.source.read(block) for block in range(32)]
+        sending = asyncio.ensure_future(lane.send(Frame("t1", n, 0, checksum(b), b) for n, b in enumerate(blocks)))
+        await until(lambda: acked(rig) >= MIB)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        assert acked(rig) < lane.wire_bytes < 32 * 512 * 1024
+        lane.close()
+        await peer.close()
 
 
 async def test_a_small_push_overtakes_a_large_one(carrier: str) -> None:

@@ -12,7 +12,7 @@ import grpc
 from kvrelay.rpc.server import grpc_server
 from kvrelay.transfer.bulk_carrier import BulkCarriers
 from kvrelay.transfer.bulk_server import BulkServer, bulk_server
-from kvrelay.transfer.carrier import Carrier, CarrierFactory, Frame, Lane, Offer, Reply
+from kvrelay.transfer.carrier import Answer, Carrier, CarrierFactory, Frame, Lane, Offer, OnAck, ignore
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.grpc_carrier import GrpcCarrier
 from kvrelay.transfer.outgoing import OutgoingTransfer
@@ -129,10 +129,14 @@ class MeddledLane:
         self._lane = lane
         self._meddle = meddle
 
-    async def send(self, frames: Iterable[Frame]) -> int:
-        return await self._lane.send(map(self._meddle, frames))
+    @property
+    def wire_bytes(self) -> int:
+        return self._lane.wire_bytes
 
-    async def receive(self) -> Reply:
+    async def send(self, frames: Iterable[Frame]) -> None:
+        await self._lane.send(map(self._meddle, frames))
+
+    async def receive(self) -> Answer:
         return await self._lane.receive()
 
     def close(self) -> None:
@@ -156,9 +160,9 @@ class _WatchedCarrier:
     watch: Watched
     carrier: Carrier
 
-    def open(self, connection: int, offer: Offer) -> Lane:
+    def open(self, connection: int, offer: Offer, on_ack: OnAck = ignore) -> Lane:
         self.watch.opened.append((connection, offer))
-        lane = self.carrier.open(connection, offer)
+        lane = self.carrier.open(connection, offer, on_ack)
         return lane if self.watch.meddle is None else MeddledLane(lane, self.watch.meddle)
 
     async def close(self) -> None:

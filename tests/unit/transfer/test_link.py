@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvrelay.transfer import window
-from kvrelay.transfer.carrier import Carrier, Lane, Offer
+from kvrelay.transfer.carrier import Carrier, Lane, Offer, OnAck, ignore
 from kvrelay.transfer.feed import BlockFeed
 from kvrelay.transfer.frames import Span
 from kvrelay.transfer.link import AGING_EVERY, Entry, Link, Slot
@@ -17,7 +17,7 @@ FRAME = 100_000
 
 
 class NoCarrier:
-    def open(self, connection: int, offer: Offer) -> Lane:
+    def open(self, connection: int, offer: Offer, on_ack: OnAck = ignore) -> Lane:
         raise AssertionError("no lane is opened here")
 
     async def close(self) -> None:
