@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from kvrelay.transfer import bulk_wire
 from kvrelay.transfer.bulk_connection import BulkConnection, BulkLost, connect
 from kvrelay.transfer.carrier import Answer, BulkDoor, Frame, Lane, LaneLost, LaneRefused, Missing, Offer, OnAck, ignore
 from kvrelay.transfer.grpc_carrier import GrpcCarrier
@@ -160,11 +159,8 @@ class BulkLane:
         """Part of Lane."""
         if self._bulk is None:
             return await self._lane.send(frames)
-        buffers: list[bytes | memoryview] = []
-        for frame in frames:
-            buffers += bulk_wire.frame_header(self._number, frame), frame.payload
         try:
-            await self._bulk.send(buffers, self._sent)
+            await self._bulk.send(self._number, list(frames), self._sent)
         except BulkLost as error:
             raise LaneLost(f"{self._carrier.peer}: {error}") from error
 

@@ -7,16 +7,18 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Protocol
 
 from kvrelay.rpc.address import bare_host, split_address
 from kvrelay.transfer import bulk_wire
 from kvrelay.transfer.bulk_server import keep_alive
-from kvrelay.transfer.bulk_wire import BadMessage
-from kvrelay.transfer.carrier import OnAck
+from kvrelay.transfer.bulk_wire import CHECK_BYTES, BadMessage
+from kvrelay.transfer.carrier import Frame, OnAck
+from kvrelay.transfer.frames import checksum
 
 _READ_BYTES = 16 * 1024
+PIECE_BYTES = 256 * 1024
+"""Goes to the kernel at once, at most: when its checksum is taken after that, it is in the processor's cache."""
 SHARE_BYTES = 2 * 1024 * 1024
 """After so many without a wait the loop has its turn: acknowledgements, other lanes, other work of the program."""
 
@@ -69,16 +71,16 @@ class BulkConnection:
         if self._lanes.pop(number, None) is not None and not self.closed:
             self._ship(bulk_wire.detach(number))
 
-    async def send(self, buffers: Sequence[bytes | memoryview], sent: Callable[[int], None]) -> None:
-        """Frames, each as its header and its payload. `sent` is told how many bytes of them have left or will.
+    async def send(self, number: int, frames: Sequence[Frame], sent: Callable[[int], None]) -> None:
+        """Frames of a lane. `sent` is told how many bytes of them have left or will, headers included.
 
-        Returns when the kernel has all of it: `buffers` are not read after that, nor after a cancellation. Raises
+        Returns when the kernel has all of it: payloads are not read after that, nor after a cancellation. Raises
         BulkLost.
         """
         if self.closed:
             raise BulkLost("the bulk connection is closed")
-        shipment = self._ship(*buffers)
-        waits = bool(shipment.buffers)
+        shipment = self._ship(b"", number, frames)
+        waits = not shipment.whole
         try:
             if waits:
                 await shipment.done
@@ -106,8 +108,8 @@ class BulkConnection:
                     shipment.done.exception()  # it may have no reader
             self._queue.clear()
 
-    def _ship(self, *buffers: bytes | memoryview) -> "_Shipment":
-        shipment = _Shipment(self._loop.create_future(), deque(memoryview(buffer) for buffer in buffers))
+    def _ship(self, message: bytes, number: int = 0, frames: Sequence[Frame] = ()) -> "_Shipment":
+        shipment = _Shipment(self._loop.create_future(), message, number, frames)
         self._queue.append(shipment)
         if not self._waiting:
             self._write()
@@ -117,9 +119,7 @@ class BulkConnection:
         """Nobody waits for it any more. The frame that was begun is ended, from a copy: both ends stay in step."""
         if shipment in self._queue:
             if shipment.count:
-                frame = islice(shipment.buffers, 2 - len(shipment.buffers) % 2)
-                shipment.buffers = deque(memoryview(bytes(buffer)) for buffer in frame)
-                shipment.count += sum(map(len, shipment.buffers))
+                shipment.orphan()
             else:
                 self._queue.remove(shipment)
 
@@ -127,8 +127,8 @@ class BulkConnection:
         try:
             while self._queue:
                 shipment = self._queue[0]
-                shipment.sent(self._sock.sendmsg(shipment.buffers))
-                if not shipment.buffers:
+                shipment.sent(self._sock.sendmsg(shipment.buffers()))
+                if shipment.whole:
                     self._queue.popleft()
                     if not shipment.done.done():
                         shipment.done.set_result(None)
@@ -175,22 +175,56 @@ class BulkConnection:
 
 
 class _Shipment:
-    """Frames with their headers, or a message by itself, as far as they are not sent."""
+    """A message, or frames, as far as they are not sent. A payload's checksum is taken piece by piece, once copied."""
 
-    __slots__ = ("buffers", "count", "done")
+    __slots__ = ("_at", "_crc", "_frame", "_frames", "_head", "_number", "_payload", "count", "done")
 
-    def __init__(self, done: "asyncio.Future[None]", buffers: "deque[memoryview]") -> None:
+    def __init__(self, done: "asyncio.Future[None]", message: bytes, number: int, frames: Sequence[Frame]) -> None:
         self.done = done
-        self.buffers = buffers
         self.count = 0
         """Bytes that have left, and those that will though nobody waits for them."""
+        self._number = number
+        self._frames = iter(frames)
+        self._frame: Frame | None = None
+        """The one under way."""
+        self._head = b""
+        self._payload = memoryview(b"")
+        self._at = self._crc = 0
+        self._begin_next(message)
+
+    @property
+    def whole(self) -> bool:
+        """All of it has left."""
+        return self._frame is None and not self._head
+
+    def buffers(self) -> tuple[bytes, memoryview]:
+        """What goes next."""
+        return self._head, self._payload[self._at : self._at + PIECE_BYTES]
 
     def sent(self, count: int) -> None:
+        """So much of `buffers` has left."""
         self.count += count
-        while self.buffers and count >= len(self.buffers[0]):
-            count -= len(self.buffers.popleft())
-        if count:
-            self.buffers[0] = self.buffers[0][count:]
+        payload_bytes = count - len(self._head)
+        self._head = self._head[count:]
+        if payload_bytes > 0:
+            end = self._at + payload_bytes
+            self._crc = checksum(self._payload[self._at : end], self._crc)
+            self._at = end
+        if self._frame is not None and not self._head and self._at == len(self._payload):
+            given = self._frame.crc32c
+            self._begin_next(bulk_wire.check(self._crc if given is None else given))
+
+    def orphan(self) -> None:
+        """What has begun is ended, from a copy; the frames behind it are dropped."""
+        self._frames = iter(())
+        self._payload, self._at = memoryview(bytes(self._payload[self._at :])), 0
+        self.count += len(self._head) + len(self._payload) + (0 if self._frame is None else CHECK_BYTES)
+
+    def _begin_next(self, before: bytes) -> None:
+        self._frame = frame = next(self._frames, None)
+        self._head = before if frame is None else before + bulk_wire.frame_header(self._number, frame)
+        self._payload = memoryview(b"" if frame is None else frame.payload)
+        self._at = self._crc = 0
 
 
 async def connect(address: str) -> socket.socket:

@@ -14,7 +14,7 @@ from kvrelay.errors import StageFailed
 from kvrelay.proto.v1 import kv_pb2
 from kvrelay.rpc.address import bare_host, split_address
 from kvrelay.transfer import bulk_wire
-from kvrelay.transfer.bulk_wire import LENGTH_BYTES, MAX_MESSAGE_BYTES, BadMessage
+from kvrelay.transfer.bulk_wire import CHECK_BYTES, LENGTH_BYTES, MAX_MESSAGE_BYTES, BadMessage
 from kvrelay.transfer.carrier import BulkDoor, Frame
 from kvrelay.transfer.frames import MAX_PAYLOAD_BYTES
 from kvrelay.transfer.landing import Landing
@@ -106,6 +106,8 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._headed = 0
         self._usual = len(self._head)
         """Bytes of the last frame's message: so much is read of the next, and its payload where it belongs."""
+        self._landed: Landing | _Void | None = None
+        """Whole, but its checksum is still to come."""
         self._staging = memoryview(bytearray())
         """For payloads that cannot be read into the pool; a stranger gets none."""
         self._landing: Landing | _Void | None = None
@@ -124,7 +126,8 @@ class BulkConnection(asyncio.BufferedProtocol):
         """Part of BufferedProtocol: called right before each read, which nothing comes between."""
         if self._landing is not None:
             return self._landing.buffer()
-        return self._head[self._headed : self._usual if self._headed < self._usual else None]
+        usual = self._usual if self._landed is None else self._usual + CHECK_BYTES
+        return self._head[self._headed : usual if self._headed < usual else None]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Part of BufferedProtocol."""
@@ -134,7 +137,7 @@ class BulkConnection(asyncio.BufferedProtocol):
                 self._read_head()
             else:
                 self._landing.came(nbytes)
-                self._finish_if_whole()
+                self._leave_if_whole()
         except BadMessage as error:
             self._turn_away(str(error))
 
@@ -143,8 +146,7 @@ class BulkConnection(asyncio.BufferedProtocol):
         self._server.connections.discard(self)
         if self._stranger is not None:
             self._stranger.cancel()
-        if self._landing is not None:
-            self._landing.abandon()
+        self._abandon()
         for lane in self._lanes.values():
             if lane is not None:
                 lane.ack_elsewhere = None
@@ -160,10 +162,14 @@ class BulkConnection(asyncio.BufferedProtocol):
         peer = "nobody" if self._transport is None else self._transport.get_extra_info("peername")
         log.warning("bulk connection of %s closed: %s", peer, why)
         self._server.turned_away += 1
-        if self._landing is not None:
-            self._landing.abandon()
+        self._abandon()
         self._landing = _Void(MAX_PAYLOAD_BYTES, self._head)  # what is still read before it closes goes nowhere
         self.abort()
+
+    def _abandon(self) -> None:
+        for landing in (self._landing, self._landed):
+            if landing is not None:
+                landing.abandon()
 
     @property
     def _in_payload(self) -> bool:
@@ -193,11 +199,16 @@ class BulkConnection(asyncio.BufferedProtocol):
             room[:count] = self._head[at + taken : at + taken + count]
             self._landing.came(count)
             taken += count
-            self._finish_if_whole()
+            self._leave_if_whole()
         return taken
 
     def _obey(self, message: kv_pb2.BulkMessage) -> None:
-        match message.WhichOneof("message"):
+        kind = message.WhichOneof("message")
+        if (kind == "check") != (self._landed is not None):
+            raise BadMessage("a payload and its checksum belong together")
+        match kind:
+            case "check":
+                self._finish(message.check)
             case "attach":
                 self._attach(message.attach.lane, message.attach.token)
             case "frame":
@@ -227,20 +238,22 @@ class BulkConnection(asyncio.BufferedProtocol):
         lane, about, length = self._lanes[message.lane], message.frame, message.payload_bytes
         self._sender = lane
         try:
-            frame = Frame(about.transfer_id, about.block, about.offset, about.crc32c, b"")
+            frame = Frame(about.transfer_id, about.block, about.offset, None, b"")
             self._landing = _Void(length, self._staging) if lane is None else lane.land(frame, length, self._staging)
         except BadFrame as error:
             self._landing = _Void(length, self._staging)
             cast(ReceivingLane, lane).fail(error)
-        self._finish_if_whole()
+        self._leave_if_whole()
 
-    def _finish_if_whole(self) -> None:
-        landing = self._landing
-        if landing is None or not landing.whole:
-            return
-        self._landing = None
+    def _leave_if_whole(self) -> None:
+        if self._landing is not None and self._landing.whole:
+            self._landed, self._landing = self._landing, None
+
+    def _finish(self, crc32c: int) -> None:
+        landing, self._landed = self._landed, None
+        assert landing is not None
         try:
-            landing.finish()
+            landing.finish(crc32c)
         except BadFrame as error:
             assert self._sender is not None
             self._sender.fail(error)
@@ -267,7 +280,7 @@ class _Void:
     def came(self, count: int) -> None:
         self._left -= count
 
-    def finish(self) -> None:
+    def finish(self, crc32c: int) -> None:
         pass
 
     def abandon(self) -> None:

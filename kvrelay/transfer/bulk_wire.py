@@ -10,6 +10,9 @@ LENGTH_BYTES = 2
 MAX_MESSAGE_BYTES = 1024
 """Without a frame's payload."""
 
+CHECK_BYTES = LENGTH_BYTES + 5
+"""Of a payload's checksum, with its length."""
+
 
 class BadMessage(Exception):
     """Not what this protocol allows: the connection is of no more use."""
@@ -26,7 +29,7 @@ def detach(lane: int) -> bytes:
 
 
 def frame_header(lane: int, frame: Frame) -> bytes:
-    """What goes before a frame's payload."""
+    """What goes before a frame's payload; behind it goes `check`."""
     message = kv_pb2.BulkMessage()  # filled in place: half the time of building it from its parts
     bulk = message.frame
     bulk.lane = lane
@@ -35,8 +38,12 @@ def frame_header(lane: int, frame: Frame) -> bytes:
     about.transfer_id = frame.transfer_id
     about.block = frame.block
     about.offset = frame.offset
-    about.crc32c = frame.crc32c
     return _measured(message)
+
+
+def check(crc32c: int) -> bytes:
+    """What goes behind a frame's payload: `CHECK_BYTES`."""
+    return _measured(kv_pb2.BulkMessage(check=crc32c))
 
 
 def ack(lane: int, payload_bytes: int) -> bytes:

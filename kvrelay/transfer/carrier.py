@@ -51,7 +51,8 @@ class Frame:
     """Absolute block index in the prompt."""
     offset: int
     """Of the payload, in bytes of the block."""
-    crc32c: int
+    crc32c: int | None
+    """None: the carrier is to take it, when that costs least; or it comes behind the payload."""
     payload: bytes | memoryview = field(repr=False)
 
 

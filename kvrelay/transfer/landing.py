@@ -15,8 +15,9 @@ READ_BYTES = 256 * 1024
 class Landing:
     """`buffer` and `came` in turn until `whole`, then `finish`; or `abandon`, at any time.
 
-    `frame`: without payload. `place`: its bytes in the pool, claimed by the lane; None: it goes to `staging`, to be
-    copied when its checksum is known. `staging` takes all of it if it is `wanted`, else what must be thrown away.
+    `frame`: without payload and checksum. `place`: its bytes in the pool, claimed by the lane; None: it goes to
+    `staging`, to be copied when its checksum is known. `staging` takes all of it if it is `wanted`, else what must be
+    thrown away.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Landing:
             self._crc = checksum(self._into[self._came : self._came + count], self._crc)
         self._came += count
 
-    def finish(self) -> None:
-        """The payload is whole. Raises BadFrame."""
+    def finish(self, crc32c: int) -> None:
+        """The payload is whole, and this is what its checksum should be. Raises BadFrame."""
         if self._into is None:
             self._lane.dropped()
         else:
-            self._lane.landed(self, self._crc, self._into[: self.length])
+            self._lane.landed(self, self._into[: self.length], good=self._crc == crc32c)
 
     def abandon(self) -> None:
         """The rest of the payload, if it comes, goes nowhere. Idempotent."""

@@ -7,7 +7,7 @@ import time
 
 from kvrelay.transfer.carrier import Committed, Ended, Frame, KvBytes, Lane, LaneLost, LaneRefused, Missing, Offer
 from kvrelay.transfer.feed import BlockFeed
-from kvrelay.transfer.frames import Span, checksum
+from kvrelay.transfer.frames import Span
 from kvrelay.transfer.link import Entry, Link, Slot
 from kvrelay.transfer.outbox import Outbox
 from kvrelay.transfer.patience import Patience
@@ -203,7 +203,7 @@ class OutgoingTransfer:
             if span.block != held:  # read once: where the pool is not in host memory, reading copies
                 held, block = span.block, self._pool.read(self._feed.block_ids[span.block])
             payload = block[span.offset : span.end]
-            return Frame(self._offer.transfer_id, span.block, span.offset, checksum(payload), payload)
+            return Frame(self._offer.transfer_id, span.block, span.offset, None, payload)
 
         try:
             while True:

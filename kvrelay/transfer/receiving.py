@@ -17,6 +17,8 @@ ACK_BYTES = 4 * 1024 * 1024
 """So many payload bytes are acknowledged at once ..."""
 ACK_EVERY_S = 0.002
 """... and fewer if the last acknowledgement is so long ago, or once it is."""
+REPLY_EVERY_S = 0.004
+"""The same where it goes back as a reply: a gRPC message costs each end as much as a frame does."""
 
 
 class BadFrame(StageFailed):
@@ -58,7 +60,7 @@ class ReceivingLane:
             self._receiver.stats.frames_late += 1
             return
         self._check(frame, len(frame.payload), incoming)
-        self._check_crc(frame, checksum(frame.payload))
+        self._check_crc(frame, good=checksum(frame.payload) == frame.crc32c)
         self._store(frame, frame.payload, incoming)
 
     def land(self, frame: Frame, length: int, staging: memoryview) -> Landing:
@@ -74,15 +76,15 @@ class ReceivingLane:
         self._landing = Landing(self, frame, length, place=place, wanted=True, staging=staging)
         return self._landing
 
-    def landed(self, landing: Landing, crc32c: int, payload: memoryview) -> None:
-        """For landings: the payload is whole. Raises BadFrame."""
+    def landed(self, landing: Landing, payload: memoryview, *, good: bool) -> None:
+        """For landings: the payload is whole, and as it was sent if it is `good`. Raises BadFrame."""
         frame, incoming, in_place = landing.frame, self._incoming, landing.in_place
         landing.abandon()
         self._landing = None
         if incoming is None or not self.writable:
             self.dropped()
             return
-        self._check_crc(frame, crc32c)
+        self._check_crc(frame, good=good)
         if in_place:
             incoming.arrivals.add(frame.block, frame.offset, len(payload))
             self._count(len(payload), incoming)
@@ -174,8 +176,8 @@ class ReceivingLane:
             stats.frames_bad += 1
             raise BadFrame(f"frame.payload: {length} bytes at {frame.offset} do not fit a block of {size}")
 
-    def _check_crc(self, frame: Frame, crc32c: int) -> None:
-        if crc32c != frame.crc32c:
+    def _check_crc(self, frame: Frame, *, good: bool) -> None:
+        if not good:
             self._receiver.stats.crc_errors += 1
             raise BadFrame(f"frame.crc32c: differs from the payload's, block {frame.block} at {frame.offset}")
 
@@ -201,10 +203,11 @@ class ReceivingLane:
         self._receiver.stats.payload_bytes += length
         self._taken += length
         since = time.monotonic() - self._acked_at
-        if self._taken - self._acked >= ACK_BYTES or since >= ACK_EVERY_S:
+        every = REPLY_EVERY_S if self.ack_elsewhere is None else ACK_EVERY_S
+        if self._taken - self._acked >= ACK_BYTES or since >= every:
             self._acknowledge()
         elif self._ack_timer is None:
-            self._ack_timer = asyncio.get_running_loop().call_later(ACK_EVERY_S - since, self._acknowledge)
+            self._ack_timer = asyncio.get_running_loop().call_later(every - since, self._acknowledge)
         incoming.settle()
 
     def _acknowledge(self) -> None:

@@ -26,7 +26,7 @@ MAX_TURN_BYTES = 4 * 1024 * 1024
 """Frames that take less than `FRAME_S` go several in a turn, up to this: a large copy fills the processor's cache with
 KV, and what Python does after it costs several times what it otherwise would."""
 MAX_TURN_FRAMES = 256
-"""Two buffers each: the kernel takes 1024."""
+"""Small frames cost Python rather than bytes, and others want their turn."""
 _FORGET_S = 1.0
 """Busy seconds after which a slower rate has mostly replaced a faster one."""
 

@@ -3,6 +3,7 @@
 from kvrelay.proto.v1 import common_pb2, kv_pb2
 from kvrelay.rpc.convert import layout_from_proto, layout_to_proto
 from kvrelay.transfer.carrier import Ack, BulkDoor, Committed, Ended, EndReason, Frame, Missing, Offer, Reply
+from kvrelay.transfer.frames import checksum
 from kvrelay.types import BlockRange
 
 GRPC_PREFIX_BYTES = 5
@@ -56,8 +57,9 @@ def write_frame(frame: Frame) -> bytes:
 
     As protobuf would do it, but the payload is copied once instead of three times.
     """
+    crc32c = checksum(frame.payload) if frame.crc32c is None else frame.crc32c
     about = kv_pb2.Frame(
-        transfer_id=frame.transfer_id, block=frame.block, offset=frame.offset, crc32c=frame.crc32c
+        transfer_id=frame.transfer_id, block=frame.block, offset=frame.offset, crc32c=crc32c
     ).SerializeToString()
     lead = _PAYLOAD + _varint(len(frame.payload))
     whole = _FRAME + _varint(len(about) + len(lead) + len(frame.payload))

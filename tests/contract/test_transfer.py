@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -312,7 +313,7 @@ async def test_a_damaged_frame_is_not_written_and_its_block_is_asked_for_again(c
         if frame.block == 3 and not damaged:
             damaged.append(frame.block)
             payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
-            return Frame(frame.transfer_id, frame.block, frame.offset, frame.crc32c, payload)
+            return replace(frame, crc32c=checksum(frame.payload), payload=payload)
         return frame
 
     async with rigged(carrier, meddle=meddle) as rig, rig.receiver.expect("t1", range(8), 0):
@@ -326,7 +327,7 @@ async def test_a_path_that_damages_everything_is_given_up(carrier: str, monkeypa
     monkeypatch.setattr(patience, "LONGEST_WAIT_S", 0.1)
 
     def meddle(frame: Frame) -> Frame:
-        return Frame(frame.transfer_id, frame.block, frame.offset, frame.crc32c ^ 1, frame.payload)
+        return replace(frame, crc32c=checksum(frame.payload) ^ 1)
 
     async with rigged(carrier, meddle=meddle, resume_wait_s=0.2) as rig:
         async with rig.receiver.expect("t1", range(8), 0) as incoming:

@@ -44,8 +44,15 @@ class Visitor:
     def attach(self) -> None:
         self.writer.write(bulk_wire.attach(self.door.lane, self.door.token))
 
-    def send(self, frame: Frame, part: slice = slice(None)) -> None:
-        self.writer.write(bulk_wire.frame_header(self.door.lane, frame) + bytes(frame.payload[part]))
+    def send(self, frame: Frame, until: int | None = None) -> None:
+        """Its first bytes; or all of it and its checksum."""
+        self.writer.write(bulk_wire.frame_header(self.door.lane, frame) + bytes(frame.payload[:until]))
+        if until is None:
+            self.check(frame)
+
+    def check(self, frame: Frame) -> None:
+        assert frame.crc32c is not None
+        self.writer.write(bulk_wire.check(frame.crc32c))
 
     async def hung_up(self) -> bool:
         """The receiver closes the connection; whatever it said before is lost."""
@@ -153,10 +160,29 @@ async def test_noise_closes_the_connection(noise: bytes) -> None:
         assert doors_of(rig).connections == set()
 
 
+async def test_a_checksum_without_a_payload_closes_the_connection() -> None:
+    async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0), visiting(rig) as visitor:
+        visitor.attach()
+        visitor.writer.write(bulk_wire.check(1))
+        assert await visitor.hung_up()
+
+
+async def test_a_payload_without_its_checksum_closes_the_connection_and_counts_for_nothing() -> None:
+    async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0) as incoming:
+        async with visiting(rig) as visitor:
+            visitor.attach()
+            visitor.send(frame_of(rig, 0), BLOCK)
+            visitor.send(frame_of(rig, 1))
+            assert await visitor.hung_up()
+        assert not incoming.arrivals.is_whole(0)
+        assert (await rig.push().done()).outcome is PushOutcome.COMMITTED
+        assert rig.arrived
+
+
 async def test_a_payload_beyond_the_limit_closes_the_connection() -> None:
     async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0), visiting(rig) as visitor:
         visitor.attach()
-        visitor.send(Frame("t1", 0, 0, 0, bytes(MAX_PAYLOAD_BYTES + 1)), slice(0, 10))
+        visitor.send(Frame("t1", 0, 0, 0, bytes(MAX_PAYLOAD_BYTES + 1)), 10)
         assert await visitor.hung_up()
         assert not rig.pool.touched
 
@@ -165,7 +191,7 @@ async def test_a_connection_cut_in_the_middle_of_a_frame_fails_its_lane_and_free
     async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0) as incoming:
         async with visiting(rig) as visitor:
             visitor.attach()
-            visitor.send(frame_of(rig, 3), slice(0, 4000))
+            visitor.send(frame_of(rig, 3), 4000)
             await until(lambda: rig.pool.touched)
             assert not incoming.arrivals.claim(3, 0, BLOCK)
             visitor.writer.transport.abort()
@@ -182,7 +208,7 @@ async def test_the_rest_of_a_frame_that_was_begun_is_not_written_after_the_end(h
         async with visiting(rig) as visitor:
             visitor.attach()
             frame = frame_of(rig, 3)
-            visitor.send(frame, slice(0, 4000))
+            visitor.send(frame, 4000)
             await until(lambda: rig.pool.touched)
             if how == "the leg ends":
                 incoming.end()
@@ -190,6 +216,7 @@ async def test_the_rest_of_a_frame_that_was_begun_is_not_written_after_the_end(h
                 visitor.lane.close()
             before = bytes(rig.pool.bytes)
             visitor.writer.write(bytes(frame.payload[4000:]))
+            visitor.check(frame)
             visitor.send(frame_of(rig, 4))  # the connection is still in step
             visitor.writer.write(b"\xff\xff")
             assert await visitor.hung_up()
@@ -216,7 +243,7 @@ async def test_a_good_copy_does_not_complete_a_block_that_is_being_written_in_pl
     async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0) as incoming:
         async with visiting(rig) as slow, visiting(rig) as quick:
             slow.attach()
-            slow.send(replace(frame_of(rig, 2), payload=bytes(BLOCK - 1) + b"\1"), slice(0, 4000))
+            slow.send(replace(frame_of(rig, 2), payload=bytes(BLOCK - 1) + b"\1"), 4000)
             quick.attach()
             await until(lambda: not incoming.arrivals.claim(2, 0, BLOCK) or incoming.arrivals.unclaim(2, 0, BLOCK))
             quick.send(frame_of(rig, 2))
@@ -381,16 +408,10 @@ async def test_acknowledgements_come_on_the_bulk_connection_and_the_end_on_the_s
             assert await lane.receive() == Ended(EndReason.RELEASED)
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.acks: list[int] = []
-        self.losses: list[str] = []
-
-    def acked(self, payload_bytes: int) -> None:
-        self.acks.append(payload_bytes)
-
-    def lost(self, why: str) -> None:
-        self.losses.append(why)
+def on_the_wire(frame: Frame) -> bytes:
+    """Of lane 1."""
+    payload = bytes(frame.payload)
+    return bulk_wire.frame_header(1, frame) + payload + bulk_wire.check(checksum(payload))
 
 
 async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None:
@@ -412,7 +433,7 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
 
     async def send() -> None:
         for payload in payloads:
-            await connection.send([b"header", payload], counted.append)
+            await connection.send(1, [Frame("t1", 0, 0, None, payload)], counted.append)
 
     sending = asyncio.ensure_future(send())
     await asyncio.sleep(0.2)
@@ -420,9 +441,8 @@ async def test_a_slow_receiver_holds_the_sender_back_and_loses_nothing() -> None
     reading.set()
     await sending
     connection.close()
-    await until(lambda: len(arrived) == 24 * ((1 << 20) + 6))
-    assert bytes(arrived) == b"".join(b"header" + payload for payload in payloads)
-    assert sum(counted) == len(arrived)
+    await until(lambda: len(arrived) == sum(counted))
+    assert bytes(arrived) == b"".join(on_the_wire(Frame("t1", 0, 0, None, payload)) for payload in payloads)
     server.close()
     await server.wait_closed()
 
@@ -440,10 +460,10 @@ async def test_a_cancelled_turn_ends_its_frame_from_a_copy_and_drops_the_frames_
     server = await asyncio.start_server(slow, "127.0.0.1", 0, limit=1024)
     connection = BulkConnection(await connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}"), lambda gone: None)
     payloads = [bytearray([i]) * (1 << 20) for i in range(1, 25)]
-    frames = [b"header%02d" % p[0] + bytes(p) for p in payloads]
-    turn = [part for p in payloads for part in (b"header%02d" % p[0], memoryview(p))]
+    turn = [Frame("t1", 1, 0, None, memoryview(payload)) for payload in payloads]
+    frames = [on_the_wire(frame) for frame in turn]
     counted: list[int] = []
-    sending = asyncio.ensure_future(connection.send(turn, counted.append))
+    sending = asyncio.ensure_future(connection.send(1, turn, counted.append))
     await asyncio.sleep(0.2)
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -451,12 +471,12 @@ async def test_a_cancelled_turn_ends_its_frame_from_a_copy_and_drops_the_frames_
     for payload in payloads:  # given to another request
         payload[:] = bytes(len(payload))
     reading.set()
-    await connection.send([b"header99", b"behind"], counted.append)
+    behind = Frame("t1", 2, 0, None, b"behind")
+    await connection.send(1, [behind], counted.append)
     connection.close()
-    await until(lambda: arrived.endswith(b"header99behind"))
+    await until(lambda: len(arrived) == sum(counted))
     whole = len(arrived) // len(frames[0])
     assert 0 < whole < 24
-    assert bytes(arrived) == b"".join(frames[:whole]) + b"header99behind"
-    assert sum(counted) == len(arrived)
+    assert bytes(arrived) == b"".join(frames[:whole]) + on_the_wire(behind)
     server.close()
     await server.wait_closed()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvrelay.proto.v1 import common_pb2 as kvrelay_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/proto/v1/kv.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"l\n\x0bPushRequest\x12(\n\x05offer\x18\x01 \x01(\x0b\x32\x17.kvrelay.proto.v1.OfferH\x00\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.kvrelay.proto.v1.FrameH\x00\x42\t\n\x07message\"\xb5\x01\n\x05Offer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x33\n\x06layout\x18\x03 \x01(\x0b\x32#.kvrelay.proto.v1.LayoutFingerprint\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0c\n\x04\x62ulk\x18\x08 \x01(\x08\"\\\n\x05\x46rame\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\"\xc6\x01\n\tPushReply\x12,\n\x07missing\x18\x01 \x01(\x0b\x32\x19.kvrelay.proto.v1.MissingH\x00\x12$\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x15.kvrelay.proto.v1.AckH\x00\x12\x30\n\tcommitted\x18\x03 \x01(\x0b\x32\x1b.kvrelay.proto.v1.CommittedH\x00\x12(\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x17.kvrelay.proto.v1.EndedH\x00\x42\t\n\x07message\"p\n\x07Missing\x12,\n\x06ranges\x18\x01 \x03(\x0b\x32\x1c.kvrelay.proto.v1.BlockRange\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12(\n\x04\x64oor\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.BulkDoor\"8\n\x08\x42ulkDoor\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"\x88\x01\n\x0b\x42ulkMessage\x12.\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1c.kvrelay.proto.v1.BulkAttachH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvrelay.proto.v1.BulkFrameH\x00\x12\x10\n\x06\x64\x65tach\x18\x03 \x01(\x04H\x00\x42\t\n\x07message\")\n\nBulkAttach\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\x0c\"X\n\tBulkFrame\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.kvrelay.proto.v1.Frame\x12\x15\n\rpayload_bytes\x18\x03 \x01(\r\".\n\x07\x42ulkAck\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\"\x1c\n\x03\x41\x63k\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"4\n\tCommitted\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\x17\n\x0f\x62locks_received\x18\x02 \x01(\r\"\x94\x01\n\x05\x45nded\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.kvrelay.proto.v1.Ended.Reason\"[\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fREASON_RELEASED\x10\x01\x12\x12\n\x0eREASON_UNKNOWN\x10\x02\x12\x10\n\x0cREASON_EPOCH\x10\x03\x32[\n\x11KvTransferService\x12\x46\n\x04Push\x12\x1d.kvrelay.proto.v1.PushRequest\x1a\x1b.kvrelay.proto.v1.PushReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvrelay/proto/v1/kv.proto\x12\x10kvrelay.proto.v1\x1a\x1dkvrelay/proto/v1/common.proto\"l\n\x0bPushRequest\x12(\n\x05offer\x18\x01 \x01(\x0b\x32\x17.kvrelay.proto.v1.OfferH\x00\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.kvrelay.proto.v1.FrameH\x00\x42\t\n\x07message\"\xb5\x01\n\x05Offer\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x33\n\x06layout\x18\x03 \x01(\x0b\x32#.kvrelay.proto.v1.LayoutFingerprint\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x0c\n\x04lane\x18\x07 \x01(\r\x12\x0c\n\x04\x62ulk\x18\x08 \x01(\x08\"\\\n\x05\x46rame\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\r\n\x05\x62lock\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0f\n\x07payload\x18\x05 \x01(\x0c\"\xc6\x01\n\tPushReply\x12,\n\x07missing\x18\x01 \x01(\x0b\x32\x19.kvrelay.proto.v1.MissingH\x00\x12$\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x15.kvrelay.proto.v1.AckH\x00\x12\x30\n\tcommitted\x18\x03 \x01(\x0b\x32\x1b.kvrelay.proto.v1.CommittedH\x00\x12(\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x17.kvrelay.proto.v1.EndedH\x00\x42\t\n\x07message\"p\n\x07Missing\x12,\n\x06ranges\x18\x01 \x03(\x0b\x32\x1c.kvrelay.proto.v1.BlockRange\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12(\n\x04\x64oor\x18\x03 \x01(\x0b\x32\x1a.kvrelay.proto.v1.BulkDoor\"8\n\x08\x42ulkDoor\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\"\x99\x01\n\x0b\x42ulkMessage\x12.\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x1c.kvrelay.proto.v1.BulkAttachH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvrelay.proto.v1.BulkFrameH\x00\x12\x10\n\x06\x64\x65tach\x18\x03 \x01(\x04H\x00\x12\x0f\n\x05\x63heck\x18\x04 \x01(\x07H\x00\x42\t\n\x07message\")\n\nBulkAttach\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12\r\n\x05token\x18\x02 \x01(\x0c\"X\n\tBulkFrame\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.kvrelay.proto.v1.Frame\x12\x15\n\rpayload_bytes\x18\x03 \x01(\r\".\n\x07\x42ulkAck\x12\x0c\n\x04lane\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\"\x1c\n\x03\x41\x63k\x12\x15\n\rpayload_bytes\x18\x01 \x01(\x04\"4\n\tCommitted\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\x17\n\x0f\x62locks_received\x18\x02 \x01(\r\"\x94\x01\n\x05\x45nded\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.kvrelay.proto.v1.Ended.Reason\"[\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fREASON_RELEASED\x10\x01\x12\x12\n\x0eREASON_UNKNOWN\x10\x02\x12\x10\n\x0cREASON_EPOCH\x10\x03\x32[\n\x11KvTransferService\x12\x46\n\x04Push\x12\x1d.kvrelay.proto.v1.PushRequest\x1a\x1b.kvrelay.proto.v1.PushReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,21 +45,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BULKDOOR']._serialized_start=781
   _globals['_BULKDOOR']._serialized_end=837
   _globals['_BULKMESSAGE']._serialized_start=840
-  _globals['_BULKMESSAGE']._serialized_end=976
-  _globals['_BULKATTACH']._serialized_start=978
-  _globals['_BULKATTACH']._serialized_end=1019
-  _globals['_BULKFRAME']._serialized_start=1021
-  _globals['_BULKFRAME']._serialized_end=1109
-  _globals['_BULKACK']._serialized_start=1111
-  _globals['_BULKACK']._serialized_end=1157
-  _globals['_ACK']._serialized_start=1159
-  _globals['_ACK']._serialized_end=1187
-  _globals['_COMMITTED']._serialized_start=1189
-  _globals['_COMMITTED']._serialized_end=1241
-  _globals['_ENDED']._serialized_start=1244
-  _globals['_ENDED']._serialized_end=1392
-  _globals['_ENDED_REASON']._serialized_start=1301
-  _globals['_ENDED_REASON']._serialized_end=1392
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1394
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1485
+  _globals['_BULKMESSAGE']._serialized_end=993
+  _globals['_BULKATTACH']._serialized_start=995
+  _globals['_BULKATTACH']._serialized_end=1036
+  _globals['_BULKFRAME']._serialized_start=1038
+  _globals['_BULKFRAME']._serialized_end=1126
+  _globals['_BULKACK']._serialized_start=1128
+  _globals['_BULKACK']._serialized_end=1174
+  _globals['_ACK']._serialized_start=1176
+  _globals['_ACK']._serialized_end=1204
+  _globals['_COMMITTED']._serialized_start=1206
+  _globals['_COMMITTED']._serialized_end=1258
+  _globals['_ENDED']._serialized_start=1261
+  _globals['_ENDED']._serialized_end=1409
+  _globals['_ENDED_REASON']._serialized_start=1318
+  _globals['_ENDED_REASON']._serialized_end=1409
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1411
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1502
 # @@protoc_insertion_point(module_scope)

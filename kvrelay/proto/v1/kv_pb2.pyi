@@ -223,7 +223,7 @@ Global___BulkDoor: _TypeAlias = BulkDoor  # noqa: Y015
 @_typing.final
 class BulkMessage(_message.Message):
     """A bulk connection is plain TCP, kept open, for any number of lanes at once. Each message stands behind its length (two bytes,
-    big-endian, at most 1024); a frame's payload follows its message as it is. Anything else closes the connection.
+    big-endian, at most 1024); a frame's payload follows its message as it is, and then its check. Anything else closes the connection.
 
     From the sender.
     """
@@ -233,8 +233,11 @@ class BulkMessage(_message.Message):
     ATTACH_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     DETACH_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
     detach: _builtins.int
     """no more frames of this lane come on this connection"""
+    check: _builtins.int
+    """CRC-32C of the payload just before: taken when it has been copied, and is in the cache"""
     @_builtins.property
     def attach(self) -> Global___BulkAttach: ...
     @_builtins.property
@@ -245,12 +248,13 @@ class BulkMessage(_message.Message):
         attach: Global___BulkAttach | None = ...,
         frame: Global___BulkFrame | None = ...,
         detach: _builtins.int = ...,
+        check: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "check", b"check", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "check", b"check", "detach", b"detach", "frame", b"frame", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "frame", "detach"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "frame", "detach", "check"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -290,7 +294,7 @@ class BulkFrame(_message.Message):
     """that follow"""
     @_builtins.property
     def frame(self) -> Global___Frame:
-        """without its payload"""
+        """without its payload and checksum"""
 
     def __init__(
         self,

@@ -13,12 +13,20 @@ def body(data: bytes) -> memoryview:
     return view[2:]
 
 
-def test_a_frames_header_says_everything_but_the_payload() -> None:
-    header = bulk_wire.frame_header(7, Frame("t1", 3, 4096, 99, memoryview(bytes(500))))
+def test_a_frames_header_says_everything_but_the_payload_and_its_checksum() -> None:
+    header = bulk_wire.frame_header(7, Frame("t1", 3, 4096, None, memoryview(bytes(500))))
     message = bulk_wire.read_message(body(header)).frame
     assert (message.lane, message.payload_bytes) == (7, 500)
     about = message.frame
-    assert (about.transfer_id, about.block, about.offset, about.crc32c, about.payload) == ("t1", 3, 4096, 99, b"")
+    assert (about.transfer_id, about.block, about.offset, about.crc32c, about.payload) == ("t1", 3, 4096, 0, b"")
+
+
+@pytest.mark.parametrize("crc32c", [0, 1, 0xFFFFFFFF])
+def test_a_check_is_always_as_long(crc32c: int) -> None:
+    check = bulk_wire.check(crc32c)
+    assert len(check) == bulk_wire.CHECK_BYTES
+    message = bulk_wire.read_message(body(check))
+    assert (message.WhichOneof("message"), message.check) == ("check", crc32c)
 
 
 def test_attach_and_detach_name_their_lane() -> None:

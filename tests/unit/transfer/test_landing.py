@@ -49,21 +49,21 @@ def feed(landing: Landing, data: bytes) -> int:
 
 async def test_a_payload_lands_in_its_block_in_a_few_reads() -> None:
     async with lanes(in_place=True) as (pool, _, incoming, (lane,)):
-        landing = lane.land(Frame("t1", 1, 0, checksum(PAYLOAD), b""), SIZE, STAGING)
+        landing = lane.land(Frame("t1", 1, 0, None, b""), SIZE, STAGING)
         assert feed(landing, PAYLOAD) == SIZE // READ_BYTES
         assert pool.read(1) == PAYLOAD
         assert not incoming.arrivals.is_whole(1)  # its checksum has not been looked at
-        landing.finish()
+        landing.finish(checksum(PAYLOAD))
         assert incoming.arrivals.is_whole(1)
         assert not pool.written
 
 
 async def test_where_the_pool_cannot_be_written_in_place_it_is_copied_at_the_end() -> None:
     async with lanes(in_place=False) as (pool, _, incoming, (lane,)):
-        landing = lane.land(Frame("t1", 1, 0, checksum(PAYLOAD), b""), SIZE, STAGING)
+        landing = lane.land(Frame("t1", 1, 0, None, b""), SIZE, STAGING)
         feed(landing, PAYLOAD)
         assert not pool.touched
-        landing.finish()
+        landing.finish(checksum(PAYLOAD))
         assert pool.written == [(1, 0, SIZE)]
         assert incoming.arrivals.is_whole(1)
 
@@ -71,12 +71,12 @@ async def test_where_the_pool_cannot_be_written_in_place_it_is_copied_at_the_end
 @pytest.mark.parametrize("in_place", [True, False])
 async def test_after_the_end_the_rest_goes_nowhere(in_place: bool) -> None:
     async with lanes(in_place=in_place) as (pool, receiver, incoming, (lane,)):
-        landing = lane.land(Frame("t1", 1, 0, checksum(PAYLOAD), b""), SIZE, STAGING)
+        landing = lane.land(Frame("t1", 1, 0, None, b""), SIZE, STAGING)
         feed(landing, PAYLOAD[:1000])
         incoming.end()
         before = bytes(pool.bytes)
         feed(landing, PAYLOAD[1000:])
-        landing.finish()
+        landing.finish(checksum(PAYLOAD))
         assert pool.bytes == before
         assert receiver.stats.frames_late == 1
         assert not pool.written
@@ -84,7 +84,7 @@ async def test_after_the_end_the_rest_goes_nowhere(in_place: bool) -> None:
 
 async def test_an_abandoned_place_may_be_taken_by_another_lane() -> None:
     async with lanes(2, in_place=True) as (pool, _, _, (lane, other)):
-        frame = Frame("t1", 0, 0, checksum(PAYLOAD), b"")
+        frame = Frame("t1", 0, 0, None, b"")
         stuck = lane.land(frame, SIZE, STAGING)
         feed(stuck, PAYLOAD[:1000])
         assert not other.land(frame, SIZE, STAGING).in_place
@@ -92,7 +92,7 @@ async def test_an_abandoned_place_may_be_taken_by_another_lane() -> None:
         landing = other.land(frame, SIZE, STAGING)
         assert landing.in_place
         feed(landing, PAYLOAD)
-        landing.finish()
+        landing.finish(checksum(PAYLOAD))
         feed(stuck, bytes(SIZE - 1000))
-        stuck.finish()
+        stuck.finish(0)
         assert pool.read(0) == PAYLOAD

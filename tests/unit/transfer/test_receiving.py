@@ -47,7 +47,7 @@ async def test_a_lone_frame_is_acknowledged_at_once_and_what_follows_it_together
 
 
 async def test_much_is_acknowledged_without_waiting_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "ACK_EVERY_S", 60.0)
+    monkeypatch.setattr(receiving, "REPLY_EVERY_S", 60.0)
     monkeypatch.setattr(receiving, "ACK_BYTES", 2 * SIZE)
     receiver = a_receiver()
     async with receiver.expect("t1", range(BLOCKS), 0):
