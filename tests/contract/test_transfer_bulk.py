@@ -224,6 +224,21 @@ async def test_the_rest_of_a_frame_that_was_begun_is_not_written_after_the_end(h
         incoming.end()
 
 
+async def test_a_checksum_that_comes_after_the_end_completes_nothing() -> None:
+    async with rigged("bulk") as rig:
+        incoming = rig.receiver.expect("t1", range(8), 0)
+        async with visiting(rig) as visitor:
+            visitor.attach()
+            frame = frame_of(rig, 3)
+            visitor.send(frame, BLOCK)
+            await until(lambda: rig.pool.read(3) == frame.payload)
+            incoming.end()
+            visitor.check(frame)
+            await until(lambda: rig.receiver.stats.frames_late == 1)
+            assert incoming.blocks_received == 0
+            assert doors_of(rig).turned_away == 0
+
+
 async def test_a_damaged_copy_cannot_spoil_what_has_come() -> None:
     async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0) as incoming:
         async with visiting(rig) as visitor:
