@@ -16,9 +16,6 @@ from torch.nn import functional
 
 from kvrelay.model.batch import StepBatch
 
-SHORT_ROWS = 4
-"""New rows of one sequence up to which attention is bound by reading KV."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Group:
@@ -37,16 +34,15 @@ class _Group:
 class PagedAttention:
     """One step's index tensors, made once and used by every layer."""
 
-    def __init__(self, batch: StepBatch, kv: Tensor, heads: int, without: Sequence[int] = ()) -> None:
-        """kv: the pool; heads: query heads, a multiple of its kv_heads; without: sequences that attend elsewhere."""
+    def __init__(self, batch: StepBatch, kv: Tensor, heads: int) -> None:
+        """kv: the pool; heads: query heads, a multiple of its kv_heads."""
         _, self._layers, _, self._kv_heads, self._block_tokens, self._head_dim = kv.shape
         self._shared = heads // self._kv_heads
         self._rows = kv.view(-1, self._head_dim)
         self._runs = kv.view(-1, self._block_tokens * self._head_dim)
         self._key_rows = self._new_rows(batch.slots.to(kv.device))
         self._value_rows = self._key_rows + self._kv_heads * self._block_tokens
-        members = sorted(set(range(len(batch.context_lens))) - set(without))
-        self._groups = [self._group(batch, alike) for alike in _alike(batch, members, self._block_tokens)]
+        self._groups = [self._group(batch, alike) for alike in _alike(batch, self._block_tokens)]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Puts the new tokens' K and V [T, kv_heads, head_dim] into the pool."""
@@ -58,17 +54,10 @@ class PagedAttention:
         if len(self._groups) == 1 and self._groups[0].rows is None:
             return self._attend_group(layer, self._groups[0], queries)
         out = queries.new_empty(queries.shape[0], queries.shape[1] * self._head_dim)
-        self.attend_into(layer, queries, out)
-        return out
-
-    def attend_into(self, layer: int, queries: Tensor, out: Tensor) -> None:
-        """As attend(); rows of other sequences in `out` are left alone."""
         for group in self._groups:
-            rows = group.rows
-            if rows is None:
-                out.copy_(self._attend_group(layer, group, queries))
-            else:
-                out.index_copy_(0, rows, self._attend_group(layer, group, queries.index_select(0, rows)))
+            assert group.rows is not None
+            out.index_copy_(0, group.rows, self._attend_group(layer, group, queries.index_select(0, group.rows)))
+        return out
 
     def _attend_group(self, layer: int, group: _Group, queries: Tensor) -> Tensor:
         """The query heads that share a KV head become rows of one matrix: K and V are never repeated."""
@@ -126,15 +115,10 @@ class PagedAttention:
         return mask[:, None]
 
 
-def is_short(batch: StepBatch, sequence: int) -> bool:
-    """Whether a sequence's new rows are few enough for the kernel that reads the pool in place."""
-    return batch.query_starts[sequence + 1] - batch.query_starts[sequence] <= SHORT_ROWS
-
-
-def _alike(batch: StepBatch, members: Sequence[int], block_tokens: int) -> Iterator[list[int]]:
+def _alike(batch: StepBatch, block_tokens: int) -> Iterator[list[int]]:
     """Sequences that may be padded to one shape: as many new tokens, context within a power of two."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for s in members:
+    for s in range(len(batch.context_lens)):
         query_len = batch.query_starts[s + 1] - batch.query_starts[s]
         groups.setdefault((query_len, _blocks(batch.context_lens[s], block_tokens).bit_length()), []).append(s)
     return iter(groups.values())

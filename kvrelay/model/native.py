@@ -62,11 +62,11 @@ class Arguments:
 
 @cache
 def kernels(dtype: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
-    """What a layer needs between torch's products, in float32 or float64.
+    """Attention of few rows, in float32 or float64.
 
     Compiles for some seconds the first time on a machine.
     """
-    return _compiled(cache_dir, lambda entry: entry.between_products(_NUMPY[dtype]))
+    return _compiled(cache_dir, lambda entry: entry.attending(_NUMPY[dtype]))
 
 
 @cache
@@ -75,11 +75,21 @@ def few_kernels(dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "") -
     return _compiled(cache_dir, lambda entry: entry.few_rows(_NUMPY[dtype], _NUMPY[weights]))
 
 
+@cache
+def many_kernels(dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
+    """What makes a step of more rows; as few_kernels()."""
+    return _compiled(cache_dir, lambda entry: entry.many_rows(_NUMPY[dtype], _NUMPY[weights]))
+
+
 _NUMPY: dict[torch.dtype, type[np.number[Any]]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
     torch.int8: np.int8,
 }
+
+
+WIDE_ROWS = 32
+"""few_rows() where vectors are as wide as the kernels want them: there they take more rows too, in panels."""
 
 
 def few_rows() -> int:
@@ -95,7 +105,7 @@ def few_rows() -> int:
         return 0
     has = binding.get_host_cpu_features()
     if has.get("avx512f"):
-        return 32
+        return WIDE_ROWS
     rows = 4 if has.get("fma") or has.get("neon") else 0
     log.info("no AVX-512: the compiled step takes %d rows at most", rows)
     return rows

@@ -6,12 +6,13 @@ from torch.nn import functional
 
 from kvrelay.model.attention import PagedAttention
 from kvrelay.model.batch import StepBatch
+from kvrelay.model.compiled import Compiled
 from kvrelay.model.config import ModelConfig
 from kvrelay.model.few import FewRows
-from kvrelay.model.fused import FusedKernels, FusedStep
 from kvrelay.model.kernels import block
 from kvrelay.model.linear import Linear
-from kvrelay.model.native import few_rows
+from kvrelay.model.many import ManyRows
+from kvrelay.model.native import WIDE_ROWS, few_rows
 from kvrelay.model.rope import Rope, Rotation
 from kvrelay.model.source import WeightSource, take
 
@@ -61,15 +62,8 @@ class Layer:
         gate, up = self._gate_up(_rms_norm(x, self._mlp_norm, eps)).chunk(2, -1)
         return x + self._down(functional.silu(gate) * up)
 
-    def forward_fused(self, x: Tensor, delta: Tensor | None, step: FusedStep) -> Tensor:
-        """x [T, hidden] += delta, then as forward(), but in place, and what is left to be added is returned."""
-        normed = step.add_norm(x, delta, self._attention_norm)
-        out = self._out(step.attend(self._index, self._qkv(normed), self._qk_norm))
-        normed = step.add_norm(x, out, self._mlp_norm)
-        return self._down(step.gate(self._gate_up(normed)))
-
     def parts(self) -> dict[int, Tensor | None]:
-        """What the kernel of few rows reads, by kernels.block's names."""
+        """What the kernels read, by kernels.block's names."""
         return {
             block.ATTENTION_NORM: self._attention_norm,
             block.QKV_WEIGHTS: self._qkv.weight,
@@ -119,13 +113,14 @@ class Transformer:
         self._head = Linear([head], int8=int8)
         self._rope = Rope(config, device, dtype)
         native = device.type == "cpu" and dtype in (torch.float32, torch.float64)
-        self._fused = FusedKernels(config, dtype, cache_dir) if native else None
-        self._few_rows = 0 if self._fused is None else few_rows()
-        self._few = (
-            None
-            if self._fused is None or not self._few_rows
-            else FewRows(self._fused, [layer.parts() for layer in self._layers], self._norm, self._head, cache_dir)
-        )
+        self._few_rows = few_rows() if native else 0
+        self._few: FewRows | None = None
+        self._many: ManyRows | None = None
+        if self._few_rows:
+            compiled = Compiled(config, dtype, [layer.parts() for layer in self._layers], cache_dir)
+            self._few = FewRows(compiled, self._norm, self._head, cache_dir)
+            if self._few_rows == WIDE_ROWS:
+                self._many = ManyRows(compiled, self._head.weight.dtype, cache_dir)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, kv: Tensor) -> Tensor:
@@ -137,14 +132,12 @@ class Transformer:
         x = functional.embedding(batch.token_ids.to(self.device), self._embedding)
         if self._few is not None and len(x) <= self._few_rows:
             return self._few.logits(x, batch, kv, rotation)
-        x = (
-            self._through(x, batch, kv, rotation)
-            if self._fused is None
-            else self._through_fused(x, batch, kv, rotation)
-        )
-        if not len(batch.logit_rows):
+        if self._many is not None:
+            wanted = self._many.hidden(x, batch, kv, rotation)
+        else:
+            wanted = self._through(x, batch, kv, rotation).index_select(0, batch.logit_rows.to(self.device))
+        if not len(wanted):
             return x.new_empty(0, self.config.vocab_size)
-        wanted = x.index_select(0, batch.logit_rows.to(self.device))
         logits = self._head(_rms_norm(wanted, self._norm, self.config.rms_eps))
         return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -153,14 +146,6 @@ class Transformer:
         for layer in self._layers:
             x = layer.forward(x, rotation, attention)
         return x
-
-    def _through_fused(self, x: Tensor, batch: StepBatch, kv: Tensor, rotation: Rotation) -> Tensor:
-        assert self._fused is not None
-        step = FusedStep(self._fused, batch, kv, rotation)
-        delta: Tensor | None = None
-        for layer in self._layers:
-            delta = layer.forward_fused(x, delta, step)
-        return x if delta is None else x + delta
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""The argument block of `attention` and `step`: which int64 is what. Read by the kernels and by who fills it.
+"""The argument block of `attention`, `step` and `panels`: which int64 is what. Read by the kernels and by who fills it.
 
 Lower-case words in docstrings are shapes; every array is contiguous unless said otherwise.
 """
@@ -28,7 +28,7 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
     ATTENDED_COUNT,
     SCORES,  # address of scratch [team, heads / kv_heads, CHUNK_TOKENS]
     MERGED,  # address of scratch [heads, piece, head_dim + 2]
-    ATTENTION,  # address of [rows, heads, head_dim]
+    ATTENTION,  # address of [attended, heads, head_dim]
     TEAM,  # threads
     ITEM,  # bytes of an element
     PIECE_CODE,  # address of that function
@@ -59,6 +59,24 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
 ) = range(ATTENTION_LENGTH, ATTENTION_LENGTH + 17)
 
 (
+    PANELS,  # of all rows; [panel, n, lanes] is n values of each token
+    PANEL_X,  # address of [panel, hidden, lanes]: embeddings; changed
+    PANEL_NORMED,  # address of scratch [panel, hidden, lanes]
+    PANEL_QKV,  # address of scratch [panel, (heads + 2 kv_heads) * head_dim, lanes]
+    PANEL_ATTENTION,  # address of scratch [panel, heads * head_dim, lanes]
+    PANEL_INNER,  # address of scratch [panel, inner, lanes]
+    PANEL_COS,  # address of [panel, head_dim / 2, lanes]
+    PANEL_SIN,
+    SEQUENCES,  # address of i64[sequence, 4]: first row, end row, what its first row sees, where its table begins
+    SEQUENCE_COUNT,
+    LONG_TABLE,  # address of i64: pool blocks of those sequences
+    SHORT_ROWS,  # address of i64[attended]: their rows
+    PRIVATE,  # address of scratch [team, PRIVATE_BYTES]: see `model.many`
+    PRIVATE_BYTES,
+    PANELS_LENGTH,
+) = range(STEP_LENGTH, STEP_LENGTH + 15)
+
+(
     ATTENTION_NORM,
     QKV_WEIGHTS,
     QKV_SCALES,
@@ -74,3 +92,12 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
     LAYER_LENGTH,
 ) = range(13)
 """Addresses of a layer; scales, biases and head norms may be 0: there are none."""
+
+PANEL_BYTES = 128
+"""Of a panel's row: one feature of as many tokens as two of the widest vectors have lanes."""
+BLOCK_OUTPUTS = 12
+"""Rows of weights that are multiplied with a panel at once: as many as the registers bear."""
+TILE_TOKENS = 64
+"""Keys and values that panels of queries attend to at once."""
+STATE_ROWS = 2
+"""Of what is kept of a head between tiles beside the sums: best score and total."""

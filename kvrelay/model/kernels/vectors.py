@@ -18,8 +18,12 @@ LINE_BYTES = 64
 
 _I64, _I32, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
+_LOG2E, _LN2_HIGH, _LN2_LOW, _ROUNDER, _LOWEST = 1.44269504, 0.693359375, -2.12194440e-4, float(3 << 22), -86.0
+_POWERS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""As in rows."""
 
-class _Code:
+
+class Code:
     """Writes vector instructions on elements of one type."""
 
     def __init__(self, builder: Any, dtype: Any) -> None:
@@ -57,6 +61,34 @@ class _Code:
         order = ir.Constant(ir.VectorType(_I32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(one, ir.Constant(self.vector, ir.Undefined), order)
 
+    def constant(self, value: float) -> Any:
+        """A vector of a constant."""
+        return ir.Constant(self.vector, [ir.Constant(self.element, value)] * self.lanes)
+
+    def greater(self, a: Any, b: Any) -> Any:
+        """Of each pair."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def exp(self, x: Any) -> Any:
+        """Of numbers up to 0; in float32 as rows.exp, its power of two put straight into the exponent."""
+        if self.size == 8:
+            return self._call(f"llvm.exp.{self._suffix}", self.vector, [x])
+        builder, bits = self.builder, ir.VectorType(_I32, self.lanes)
+        x = self.greater(x, self.constant(_LOWEST))
+        shifted = self.fma(x, self.constant(_LOG2E), self.constant(_ROUNDER))
+        n = builder.fsub(shifted, self.constant(_ROUNDER))
+        r = self.fma(n, self.constant(-_LN2_LOW), self.fma(n, self.constant(-_LN2_HIGH), x))
+        p = self.constant(_POWERS[0])
+        for one in _POWERS[1:]:
+            p = self.fma(p, r, self.constant(one))
+        p = builder.fadd(self.fma(p, builder.fmul(r, r), r), self.constant(1.0))
+        power = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [23] * self.lanes))
+        return builder.bitcast(builder.add(builder.bitcast(p, bits), power), self.vector)
+
+    def sqrt(self, x: Any) -> Any:
+        """Of a vector."""
+        return self._call(f"llvm.sqrt.{self._suffix}", self.vector, [x])
+
     def fetch(self, address: Any) -> None:
         """Brings a cache line nearer."""
         line = self.builder.inttoptr(address, ir.PointerType(_BYTE))
@@ -73,7 +105,7 @@ def _dots(rows: int, outputs: int, passes: int = 1) -> Any:
     Fetches the passes-th part of `outputs * count` weights from address `ahead` on.
     """
 
-    def write(code: _Code, kind: Any, args: list[Any]) -> None:
+    def write(code: Code, kind: Any, args: list[Any]) -> None:
         builder = code.builder
         x, x_step, w, w_step, count, out, out_step, ahead = args
         narrow = kind == types.int8
@@ -112,7 +144,7 @@ def _dots(rows: int, outputs: int, passes: int = 1) -> Any:
     def dots(  # type: ignore[no-untyped-def]
         typingctx, dtype, kind, x, x_step, w, w_step, count, out, out_step, ahead
     ):
-        return _signature((dtype, kind), 8), _generator(write)
+        return signature((dtype, kind), 8), generator(write)
 
     return dots
 
@@ -123,7 +155,7 @@ def _sums(rows: int, vectors: int) -> Any:
     Fetches as much as it reads of values, from address `ahead` on.
     """
 
-    def write(code: _Code, kind: Any, args: list[Any]) -> None:
+    def write(code: Code, kind: Any, args: list[Any]) -> None:
         builder = code.builder
         weights, weights_step, values, values_step, count, out, out_step, ahead = args
         columns = [
@@ -155,18 +187,21 @@ def _sums(rows: int, vectors: int) -> Any:
     def sums(  # type: ignore[no-untyped-def]
         typingctx, dtype, kind, weights, weights_step, values, values_step, count, out, out_step, ahead
     ):
-        return _signature((dtype, kind), 8), _generator(write)
+        return signature((dtype, kind), 8), generator(write)
 
     return sums
 
 
-def _signature(classes: tuple[Any, ...], numbers: int) -> Any:
+def signature(classes: tuple[Any, ...], numbers: int) -> Any:
+    """Of a function of types and int64s."""
     return types.void(*classes, *[types.int64] * numbers)
 
 
-def _generator(write: Callable[[_Code, Any, list[Any]], None]) -> Any:
+def generator(write: Callable[[Code, Any, list[Any]], None]) -> Any:
+    """write: (code of the first type, the second type, the numbers)."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        write(_Code(builder, signature.args[0].instance_type), signature.args[1].instance_type, list(args[2:]))
+        write(Code(builder, signature.args[0].instance_type), signature.args[1].instance_type, list(args[2:]))
         return context.get_dummy_value()
 
     return generate

@@ -12,7 +12,7 @@ import torch
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})  # after libgomp has counted the cores
 torch.set_num_threads(2)
 from kvrelay.model.transformer import Transformer
-from tests.unit.model.test_fused import Random, batch_of, config
+from tests.unit.model.test_compiled import Random, batch_of, config
 shape = replace(config(1, 2, 8), hidden=256, intermediate=1100, layers={LAYERS})
 model = Transformer(shape, Random(shape), torch.device("cpu"), torch.float64)
 pool, batch = torch.zeros(2, {LAYERS}, 2, 1, 16, 8, dtype=torch.float64), batch_of([(20, 1)], 16, [0, 1])

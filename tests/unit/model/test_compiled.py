@@ -63,14 +63,14 @@ def config(kv_heads: int, group: int, head_dim: int, *, qk_norm: bool = False) -
 
 
 def ways(model: Transformer, batch: StepBatch, pool: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and pool by plain torch, by the kernels between torch's products, and as the model would do it."""
-    few, fused = model._few, model._fused
+    """Logits and pool by plain torch, by the kernel of many rows, and as the model would do it."""
+    few, many = model._few, model._many
     try:
-        for model._few, model._fused in ((None, None), (None, fused), (few, fused)):
+        for model._few, model._many in ((None, None), (None, many), (few, many)):
             mine = pool.clone()
             yield model.forward(batch, mine), mine
     finally:
-        model._few, model._fused = few, fused
+        model._few, model._many = few, many
 
 
 def batch_of(work: Sequence[tuple[int, int]], block_tokens: int, blocks: Sequence[int]) -> StepBatch:
@@ -176,16 +176,45 @@ def test_a_small_step_is_the_same_to_the_last_bit_on_one_thread_and_on_two(model
     assert torch.equal(*found)
 
 
-def test_slots_beyond_the_context_are_never_read(model: Transformer) -> None:
+@pytest.mark.parametrize("new", [1, 37])
+def test_slots_beyond_the_context_are_never_read(model: Transformer, new: int) -> None:
     pool = torch.zeros(4, 2, 2, 3, 16, 64, dtype=torch.float64)
     dirty = pool.clone()
     dirty[2, :, :, :, 5:] = torch.nan
     dirty[3] = torch.nan
-    batch = batch_of([(37, 1)], 16, [0, 1, 2])
+    batch = batch_of([(37, new)], 16, [0, 1, 2])
     assert torch.equal(model.forward(batch, dirty), model.forward(batch, pool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cuts", [(150,), (33, 117), (64, 86), (100, 50)])
+def test_a_row_of_a_long_chunk_is_the_same_to_the_last_bit_however_the_prompt_is_cut(
+    dtype: torch.dtype, cuts: tuple[int, ...]
+) -> None:
+    shape = config(3, 3, 64)
+    model = Transformer(shape, Random(shape), torch.device("cpu"), dtype)
+    pool = torch.randn(40, 2, 2, 3, 16, 64, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    order, whole = list(range(40)), pool.clone()
+    wanted = model.forward(batch_of([(150, 150)], 16, order), whole)
+    torch.set_num_threads(3 - torch.get_num_threads())
+    end, found = 0, []
+    for cut in cuts:
+        end += cut
+        # Something beside it, so that it begins in the middle of a panel.
+        beside = batch_of([(40, 3), (end, cut)], 16, [*range(20, 23), *order[:20]])
+        found.append(model.forward(beside, pool)[3:])
+    assert torch.equal(torch.cat(found), wanted)
+    assert torch.equal(pool[:9], whole[:9])
+
+
+def test_cpus_with_short_vectors_leave_long_steps_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvrelay.model.transformer.few_rows", lambda: 4)
+    shape, weights, _ = tiny.open_tiny()
+    narrow = Transformer(shape, weights, torch.device("cpu"), torch.float64)
+    assert narrow._few is not None and narrow._many is None
 
 
 def test_the_tiny_model_takes_the_kernels() -> None:
     shape, weights, _ = tiny.open_tiny()
     assert Transformer(shape, weights, torch.device("cpu"), torch.float64)._few is not None
-    assert Transformer(shape, weights, torch.device("cpu"), torch.bfloat16)._fused is None
+    assert Transformer(shape, weights, torch.device("cpu"), torch.bfloat16)._few is None
