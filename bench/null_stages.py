@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -33,6 +34,8 @@ from kvrelay.rpc.convert import description_to_proto
 from kvrelay.text.tokenizer import load_tokenizer
 from kvrelay.types import LayoutFingerprint, Role, StageDescription
 
+SERVER_OPTIONS = (*COMMON_OPTIONS, ("grpc.http2.max_ping_strikes", 0))
+"""As the product's: who waits for its turn pings meanwhile, and would be sent away for it."""
 RELAYED_TOKENS = 4
 """Tokens that a relay leg sends before main decode is ready."""
 CROSSING_S = 0.005
@@ -197,8 +200,9 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
         async def read(kind: str, call: Any, opening: Any) -> None:
             if opening is not None:
                 await call.write(decode_pb2.DecodeRequest(open=opening))
-            async for message in call:
-                inbox.put_nowait((kind, message))
+            with suppress(grpc.aio.AioRpcError) if kind == "r" else nullcontext():  # a Stop may meet an ended stream
+                async for message in call:
+                    inbox.put_nowait((kind, message))
 
         opening = decode_pb2.OpenLeg(
             request_id=name, transfer_id="t", prompt_ids=ids, sampling=request.sampling, epoch=1
@@ -220,7 +224,8 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
                     known += chunk.ids
                 elif what == "ready" and kind == "m":
                     fenced = True
-                    await relay.write(decode_pb2.DecodeRequest(stop=decode_pb2.Stop()))
+                    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                        await relay.write(decode_pb2.DecodeRequest(stop=decode_pb2.Stop()))
                     await main.write(decode_pb2.DecodeRequest(resume=decode_pb2.Resume(ids=known)))
                 elif what == "finished":
                     return
@@ -232,7 +237,7 @@ async def serve_stages(count: str = "3", reports_s: str = "1") -> list[int]:
     ports = []
     roles = {f"{role}-{n}": role for n, role in zip(range(int(count)), itertools.cycle(Role), strict=False)}
     for name, role in roles.items():
-        server = grpc.aio.server(options=COMMON_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         report = stage_pb2.LoadReport(max_running=64, blocks_total=1 << 16, blocks_free=1 << 16)
         for peer in roles if role is Role.PREFILL else ():
             report.links.add(peer=peer, goodput_bytes_per_s=1e8)
@@ -250,7 +255,7 @@ async def serve_stages(count: str = "3", reports_s: str = "1") -> list[int]:
 
 async def serve_forwarder(*addresses: str) -> list[int]:
     """The forwarder, over these three stages."""
-    server = grpc.aio.server(options=COMMON_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     router_pb2_grpc.add_RouterServiceServicer_to_server(Forwarder(*addresses), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

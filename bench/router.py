@@ -29,12 +29,14 @@ from bench.router_systems import (
     request,
     sglang_router,
 )
+from kvrelay.grpc_core import WITHOUT_EVENT_ENGINE
 from kvrelay.proto.v1 import prefill_pb2, prefill_pb2_grpc, router_pb2
 from kvrelay.rpc.channels import Purpose, open_channel
 
 ABOUT = (
     "Null stages in another process answer at once: no model, no KV, loopback. Rates are tokens per CPU-second of the "
-    "router's process, so of one full core. Intervals are the lowest and the highest of the runs."
+    "router's process, so of one full core. Intervals are the lowest and the highest of the runs. The forwarder is "
+    'bare grpc.aio; the one "in place" has gRPC\'s event engine switched off, as the router has (kvrelay/grpc_core.py).'
 )
 QUICK = Plan(requests=40, runs=2, stream_tokens=200, paced_tokens=100, backlog_tokens=5000, fleet=9, fleet_seconds=1.0)
 
@@ -84,7 +86,8 @@ async def measure(report: Report, plan: Plan) -> None:
         stages, _ = await null(stack, "stages")
         ours, bare = await kvrelay_router(stack, stages), await forwarder(stack, stages)
         peer = await sglang_router(stack)
-        systems: dict[str, Router | HttpRouter] = {"forwarder": bare, "router": ours}
+        in_place = await forwarder(stack, stages, GRPC_EXPERIMENTS=WITHOUT_EVENT_ENGINE)
+        systems: dict[str, Router | HttpRouter] = {"forwarder": bare, "router": ours, "forwarder_in_place": in_place}
         if peer is not None:
             systems["sglang"] = peer[0]
         for system in systems.values():
@@ -105,14 +108,16 @@ async def measure(report: Report, plan: Plan) -> None:
                 runs.setdefault(f"{name}tokens_a_message", []).append(each)
                 rate, _ = await relayed(system, plan, plan.streams, plan.paced_tokens, plan.step_us)
                 runs.setdefault(f"{name}tokens_per_s_paced", []).append(rate)
+            rate, _ = await relayed(in_place, plan, plan.streams, plan.stream_tokens, 0)
+            runs.setdefault("forwarder_in_place_tokens_per_s", []).append(rate)
             rate, each = await relayed(ours, plan, 4, plan.backlog_tokens, BACKLOG + plan.backlog_rate)
             runs.setdefault("tokens_per_s_coalesced", []).append(rate)
             runs.setdefault("tokens_a_message_coalesced", []).append(each)
             runs.setdefault("planner_us", []).append(planner_us(plan.stages))
             tell(", ".join(f"{name} {values[-1]:,.2f}" for name, values in runs.items()))
-    runs["router_cpu_vs_forwarder"] = [
-        a / b for a, b in zip(runs["router_cpu_ms"], runs["forwarder_cpu_ms"], strict=True)
-    ]
+    for name in ("forwarder", "forwarder_in_place"):
+        both = zip(runs["router_cpu_ms"], runs[f"{name}_cpu_ms"], strict=True)
+        runs[f"router_cpu_vs_{name}"] = [ours_ms / theirs_ms for ours_ms, theirs_ms in both]
     targets = {
         "added_ttft_ms": "<= 3",
         "router_cpu_vs_forwarder": "<= 1.5",

@@ -109,11 +109,15 @@ async def many(count: int, at_once: int, one: Callable[[], Awaitable[Any]]) -> l
 
 
 @asynccontextmanager
-async def program(*argv: str, quiet: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A child process; it is ended with the block."""
+async def program(*argv: str, quiet: bool = True, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A child process, with this environment and more; it is ended with the block."""
     silent = asyncio.subprocess.DEVNULL if quiet else None
     process = await asyncio.create_subprocess_exec(
-        *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=silent
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=silent,
+        env=os.environ | environment,
     )
     try:
         yield process
@@ -123,9 +127,9 @@ async def program(*argv: str, quiet: bool = True) -> AsyncIterator[asyncio.subpr
         await process.wait()
 
 
-async def null(stack: AsyncExitStack, *what: str) -> tuple[list[str], int]:
+async def null(stack: AsyncExitStack, *what: str, **environment: str) -> tuple[list[str], int]:
     """-> (the addresses of something in bench.null_stages, its process id)."""
-    started = program(sys.executable, "-m", "bench.null_stages", *what)
+    started = program(sys.executable, "-m", "bench.null_stages", *what, **environment)
     process = await stack.enter_async_context(started)
     assert process.stdout is not None
     ports = json.loads(await process.stdout.readline())
@@ -153,9 +157,9 @@ async def kvrelay_router(stack: AsyncExitStack, stages: Sequence[str]) -> Router
     return Router(stub, process.pid)
 
 
-async def forwarder(stack: AsyncExitStack, stages: Sequence[str]) -> Router:
+async def forwarder(stack: AsyncExitStack, stages: Sequence[str], **environment: str) -> Router:
     """The bare one."""
-    [address], pid = await null(stack, "forwarder", *stages)
+    [address], pid = await null(stack, "forwarder", *stages, **environment)
     channel = await stack.enter_async_context(open_channel(address, Purpose.TOKENS))
     return Router(router_pb2_grpc.RouterServiceStub(channel), pid)
 

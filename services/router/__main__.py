@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import uvloop
 
+from kvrelay.grpc_core import read_in_place
 from kvrelay.program import EXIT_STOPPED, START_ERRORS, begin, give_up, shown
-from services.router.app import router_app
 from services.router.config import RouterSettings
 
 PROGRAM = "services.router"
@@ -21,11 +21,15 @@ log = logging.getLogger(PROGRAM)
 
 def main() -> NoReturn:
     """Reads flags and environment, serves, ends the process."""
-    uvloop.run(_serve(begin(PROGRAM, RouterSettings)))
+    settings = begin(PROGRAM, RouterSettings)
+    read_in_place()
+    uvloop.run(_serve(settings))
     sys.exit(EXIT_STOPPED)
 
 
 async def _serve(settings: RouterSettings) -> None:
+    from services.router.app import router_app  # with it gRPC, which has been told how to read by now
+
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
