@@ -197,9 +197,7 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
         )
         prefill, relay, main = self._prefill.Prefill(asked), self._relay.Decode(), self._main.Decode()
 
-        async def read(kind: str, call: Any, opening: Any) -> None:
-            if opening is not None:
-                await call.write(decode_pb2.DecodeRequest(open=opening))
+        async def read(kind: str, call: Any) -> None:
             with suppress(grpc.aio.AioRpcError) if kind == "r" else nullcontext():  # a Stop may meet an ended stream
                 async for message in call:
                     inbox.put_nowait((kind, message))
@@ -207,9 +205,11 @@ class Forwarder(router_pb2_grpc.RouterServiceServicer):
         opening = decode_pb2.OpenLeg(
             request_id=name, transfer_id="t", prompt_ids=ids, sampling=request.sampling, epoch=1
         )
+        for call in (relay, main):  # a call takes one message at a time: Resume must not overtake this
+            await call.write(decode_pb2.DecodeRequest(open=opening))
         async with asyncio.TaskGroup() as tasks:
             for kind, call in (("p", prefill), ("r", relay), ("m", main)):
-                tasks.create_task(read(kind, call, None if call is prefill else opening))
+                tasks.create_task(read(kind, call))
             while True:
                 kind, message = await inbox.get()
                 what = message.WhichOneof("event")

@@ -98,7 +98,7 @@ class RouterSettings(ServiceSettings):
     """Longest pause before a stage is dialled again."""
     resolve_interval_s: float = Field(2.0, gt=0)
     """How often DNS names and Redis are asked for stages."""
-    load_silence_s: float = Field(5.0, gt=0)
+    load_silence_s: float = Field(5.0, ge=2)
     """A stage whose load reports stop for this long is not chosen."""
     stop_grace_s: float = Field(2.0, gt=0)
     """How long a relay may take to answer Stop before its stream is cut."""
