@@ -47,7 +47,7 @@ def row(name: str, figure: dict[str, Any]) -> str:
 def main() -> None:
     """Exit code 1 if any experiment was invalid or failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--full", action="store_true", help="the long settings: about an hour")
+    parser.add_argument("--full", action="store_true", help="the long settings: about an hour and a half")
     parser.add_argument("--trace", type=Path, help="a Mooncake trace; without it a synthetic one is made")
     parser.add_argument("--page", action="store_true", help="run nothing: write the page of the results that are there")
     parser.add_argument("--out", type=Path, default=RESULTS)
