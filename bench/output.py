@@ -40,6 +40,8 @@ class Report:
     repeated: list[str] = field(default_factory=list)
     """Runs that were thrown away and made again, and why."""
     pictures: list[str] = field(default_factory=list)
+    module: str = ""
+    """Of bench, that makes it; empty: as `name`."""
 
     def finish(self, out: Path) -> int:
         """Prints, writes <out>/<name>.json, and returns the exit code: 1 for an invalid run."""
@@ -68,7 +70,7 @@ class Report:
             "quick": self.quick,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine(),
-            "command": " ".join(["python -m", f"bench.{self.name}", *sys.argv[1:]]),
+            "command": " ".join(["python -m", f"bench.{self.module or self.name}", *sys.argv[1:]]),
             "emulated": self.emulated,
             "settings": self.settings,
             "figures": {name: figure.json() for name, figure in self.figures.items()},

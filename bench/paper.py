@@ -68,6 +68,7 @@ async def sweep(plan: Plan, rig: Rig, out: Path, *, quick: bool) -> Report:
     """P90 of TTFT and time to second token around the chosen point, so that nobody has to believe that one."""
     few = replace(plan, requests=12 if quick else 30, seeds=1)
     report = _declared("paper-sweep", few, rig, {}, quick=quick)
+    report.module = "paper"
     rates = [rig.wan_rate_bytes_per_s * x for x in ((0.5, 2) if quick else (0.5, 1, 2))]
     await _axis(report, "WAN rate, KB/s", [(r / 1e3, few, replace(rig, wan_rate_bytes_per_s=r)) for r in rates], out)
     hits = [0.65, 0.95] if quick else [0.65, 0.8, 0.95]

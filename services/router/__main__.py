@@ -22,7 +22,8 @@ log = logging.getLogger(PROGRAM)
 def main() -> NoReturn:
     """Reads flags and environment, serves, ends the process."""
     settings = begin(PROGRAM, RouterSettings)
-    read_in_place()
+    if not read_in_place():
+        log.info("gRPC's event engine is as GRPC_EXPERIMENTS says; without it a core relays more tokens")
     uvloop.run(_serve(settings))
     sys.exit(EXIT_STOPPED)
 

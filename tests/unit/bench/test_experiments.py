@@ -129,3 +129,9 @@ def test_gaps_are_told_apart_by_whether_an_extend_ran() -> None:
 def test_a_picture_is_written(tmp_path: Path) -> None:
     assert curves(tmp_path / "x.png", {"a": ([1, 2], [3, 4])}, "x", "y") == "x.png"
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_names_the_command_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--sweep"])
+    assert Report("paper-sweep", False, {}, module="paper").json()["command"] == "python -m bench.paper --sweep"
+    assert Report("trace", False, {}).json()["command"] == "python -m bench.trace --sweep"
