@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.figures import cells
 from bench.output import RESULTS
 
 EXPERIMENTS: dict[str, tuple[str, ...]] = {
@@ -32,16 +33,9 @@ def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:
         lines += [f"**INVALID RUN: its figures say nothing.** {problem}\n" for problem in one["invalid"]]
         lines += [f"Made again, as the machine was too busy: {run}\n" for run in one["repeated"]]
         lines += ["| figure | value | 95 % interval | target | |", "| --- | --- | --- | --- | --- |"]
-        lines += [row(name, figure) for name, figure in one["figures"].items()]
+        lines += [f"| {' | '.join([name, *cells(figure)])} |" for name, figure in one["figures"].items()]
         lines += ["", *(f"![{picture}]({picture})" for picture in one["pictures"]), ""]
     return "\n".join(lines)
-
-
-def row(name: str, figure: dict[str, Any]) -> str:
-    """One figure."""
-    sure = "" if figure["low"] is None else f"{figure['low']:.3f} .. {figure['high']:.3f}"
-    met = {None: "", True: "met", False: "missed"}[figure["met"]]
-    return f"| {name} | {figure['value']:.4g} | {sure} | {figure['target']} | {met} |"
 
 
 def main() -> None:

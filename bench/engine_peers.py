@@ -58,7 +58,7 @@ class PipPeer(Peer):
         python, ready = folder / "bin/python", folder / ".ready"
         made_of = " ".join((self.package, *(f"-{name}" for name in self.without)))
         if not ready.exists() or ready.read_text() != made_of:
-            venv.create(folder, with_pip=True)
+            venv.create(folder, clear=True, with_pip=True)
             subprocess.run([python, "-m", "pip", "install", "-q", "--only-binary", ":all:", self.package], check=True)
             if self.without:
                 subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *self.without], check=True)

@@ -27,15 +27,25 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None: there is none."""
-        if not self.target:
+        """Whether the target is met; None: there is none, or the value is not known."""
+        if not self.target or np.isnan(self.value):
             return None
         sign, bound = self.target.split()
         return self.value <= float(bound) if sign == "<=" else self.value >= float(bound)
 
     def json(self) -> dict[str, float | str | bool | None]:
         """As it is written."""
-        return {"value": self.value, "low": self.low, "high": self.high, "target": self.target, "met": self.met}
+        value = None if np.isnan(self.value) else self.value
+        return {"value": value, "low": self.low, "high": self.high, "target": self.target, "met": self.met}
+
+
+def cells(figure: Mapping[str, float | str | bool | None]) -> list[str]:
+    """Value, interval, target and verdict of Figure.json(), for people."""
+    value, low, high, met = (figure[name] for name in ("value", "low", "high", "met"))
+    sure = "" if low is None or high is None else f"{low:.3f} .. {high:.3f}"
+    if value is None:
+        return ["", "", str(figure["target"]), "not measured"]
+    return [f"{value:.4g}", sure, str(figure["target"]), {None: "", True: "met", False: "missed"}[met]]
 
 
 def paired(runs: Mapping[str, Mapping[Key, Record]], name: str, keys: Sequence[Key]) -> dict[str, Values]:

@@ -16,7 +16,7 @@ from matplotlib import pyplot, ticker
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Figure
+from bench.figures import Figure, cells
 from bench.rig import EMULATED
 
 matplotlib.use("Agg")
@@ -79,11 +79,7 @@ class Report:
         }
 
     def _figure_table(self) -> tuple[str, list[str], list[list[str]]]:
-        rows = []
-        for name, figure in self.figures.items():
-            sure = "" if figure.low is None or figure.high is None else f"{figure.low:.3f} .. {figure.high:.3f}"
-            met = {None: "", True: "met", False: "MISSED"}[figure.met]
-            rows.append([name, f"{figure.value:.4g}", sure, figure.target, met])
+        rows = [[name, *cells(figure.json())] for name, figure in self.figures.items()]
         return f"bench.{self.name}", ["figure", "value", "95 % interval", "target", ""], rows
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from bench.engine import Runs, figures, prefill_flop, step_bytes
 from bench.engine_plan import EnginePlan, Measured
+from bench.figures import cells
 from kvrelay.model.tiny import CONFIG
 
 
@@ -34,7 +35,9 @@ def test_figures_are_ratios_of_medians() -> None:
 
 
 def test_a_missing_peer_gives_no_figure() -> None:
-    assert math.isnan(figures(runs(), CONFIG)["decode_b1_vs_vllm"].value)
+    figure = figures(runs(), CONFIG)["decode_b1_vs_vllm"]
+    assert math.isnan(figure.value)
+    assert cells(figure.json()) == ["", "", ">= 1.4", "not measured"]
 
 
 def test_a_plan_reaches_the_subject_as_it_is() -> None:
