@@ -18,27 +18,27 @@ class ClientStream:
         self._write = write
         self._answer = answer
         self._backlog_tokens = backlog_tokens
-        self._room = asyncio.Event()
-        self._room.set()
         self._started: Callable[[], router_pb2.Started] | None = None
+        self._afterwards: Callable[[], None] | None = None
         self.bell = Bell()
         """Rings when the request's task has something to do."""
         self.shown = False
         """May tokens be written yet?"""
+        self.full: asyncio.Event | None = None
+        """The client is too far behind: to be waited for before more is read. None: there is room."""
 
-    def start(self, started: Callable[[], router_pb2.Started]) -> None:
-        """What makes the first message; it is asked when the streams that were opened in this tick are on their way."""
-        self._started = started
+    def start(self, started: Callable[[], router_pb2.Started], afterwards: Callable[[], None]) -> None:
+        """What makes the first message; it is asked when the streams that were opened in this tick are on their way.
+
+        `afterwards` is called when that is out, and what else was there by then: whatever the client need not wait for.
+        """
+        self._started, self._afterwards = started, afterwards
 
     def wake(self) -> None:
         """The answer has grown, or may be shown now, or is over."""
-        if self.shown and self._answer.unread > self._backlog_tokens:
-            self._room.clear()
+        if self.full is None and self.shown and self._answer.unread > self._backlog_tokens:
+            self.full = asyncio.Event()
         self.bell.ring()
-
-    def room(self) -> asyncio.Event | None:
-        """None: there is room. Otherwise the client is too far behind: to be waited for before more is read."""
-        return None if self._room.is_set() else self._room
 
     async def flush(self) -> None:
         """Writes what may be shown; returns when all of it is out."""
@@ -51,8 +51,12 @@ class ClientStream:
         while self.shown and self._answer.unread:
             for piece in self._answer.pop():
                 await self._write(_output(piece))
-        if not self._room.is_set():
-            self._room.set()
+        if self.full is not None:
+            self.full.set()
+            self.full = None
+        if self._afterwards is not None:
+            afterwards, self._afterwards = self._afterwards, None
+            afterwards()
 
     async def complete(self, completed: router_pb2.Completed) -> None:
         """Writes the rest and the last message."""

@@ -70,9 +70,12 @@ class Conductor(Performer):
 
     async def until_answered(self) -> None:
         """Writes to the client until the answer is complete. Raises RouteBroke, or the KvrelayError that ends it."""
-        while not self.answer.finished:
-            await self.client.flush()
-            await self._news()
+        answer, client = self.answer, self.client
+        while answer.reason is None:
+            await client.flush()
+            await client.bell.rung()
+            if self._error is not None:
+                raise self._error
         self.cut_if_singular()
 
     async def settle(self) -> None:
@@ -126,26 +129,26 @@ class Conductor(Performer):
         try:
             todo = self._on(event)
             grown = len(answer.ids) - before
-            self._show(grown)  # first of all: the client waits for nothing of what follows
+            if grown or client.shown is not self.handoff.shown:
+                self._show()  # first of all: the client waits for nothing of what follows
             if grown:
                 self._accepted(grown)
             if todo:
                 self._perform(todo)
-                self._show(0)
+                if client.shown is not self.handoff.shown:
+                    self._show()
         except Exception as error:  # it is the request's, not that of the task that happened to read the message
             self._error = error
             self.legs.close_all()  # no stage works on while the request's task is still writing to a slow client
         if self._parting or self._error is not None or answer.reason is not None:
             client.wake()
             return None
-        return client.room()
+        return client.full
 
-    def _show(self, grown: int) -> None:
-        """Wakes the client's writer if there is more that it may write."""
-        client, shown = self.client, self.handoff.shown
-        if grown or client.shown is not shown:
-            client.shown = shown
-            client.wake()
+    def _show(self) -> None:
+        """Wakes the client's writer: there is more, or it may write."""
+        self.client.shown = self.handoff.shown
+        self.client.wake()
 
     def _accepted(self, tokens: int) -> None:
         source = self.answer.last_source

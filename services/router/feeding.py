@@ -14,6 +14,8 @@ from services.router.input import Ask
 from services.router.legs import Legs
 from services.router.route import Limits, Question, Route, StageView
 
+_NONE = dict.fromkeys(Role, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
@@ -48,8 +50,9 @@ class Feeder:
         self._limits = limits
         self._now = now
         self._max_feeds = max_feeds
-        self._feeds = dict.fromkeys(Role, 0)
+        self._feeds = _NONE.copy()
         self._sampling = sampling_to_proto(ask.sampling)
+        # The first message's own, once there is one: a long prompt is read from Python's objects once, and then copied.
         self._prompt_ids: Sequence[int] = ask.prompt_ids
         self._hashes: Sequence[bytes] = ask.hashes
         self.decode: dict[int, OpenedLeg] = {}
@@ -100,33 +103,33 @@ class Feeder:
         prefill None: the stages compute their KV themselves. Raises StageFailed before any stream is opened.
         """
         links = [self._fleet.link(stage.description) for stage in stages]
-        openings = [self._message(stage, local=prefill is None, whole=whole) for stage in stages]
-        stream = self._prefill(prefill, stages, openings, kv_only=kv_only) if prefill is not None else None
+        transfers = ["" if prefill is None else secrets.token_hex(16) for _ in stages]
+        stream = self._prefill(prefill, stages, transfers, kv_only=kv_only) if prefill is not None else None
         legs = []
-        for stage, link, opening in zip(stages, links, openings, strict=True):
+        for stage, link, transfer_id in zip(stages, links, transfers, strict=True):
+            opening = self._message(stage, transfer_id, whole=whole)
             number = self._legs.decode(link.open_decode, stage.instance_id, opening)
             site = (prefill or stage).description.site
-            leg = self.decode[number] = OpenedLeg(number, stage, opening.transfer_id, site)
-            self._by_transfer[leg.transfer_id] = leg
+            leg = self.decode[number] = OpenedLeg(number, stage, transfer_id, site)
+            self._by_transfer[transfer_id] = leg
             link.sent(len(self._ask.prompt_ids) if prefill is None else 0)
             legs.append(leg)
         if stream is not None:
             self.fed_by[stream] = tuple(leg.number for leg in legs)
         return legs
 
-    def _message(self, stage: StageView, *, local: bool, whole: bool) -> decode_pb2.OpenLeg:
+    def _message(self, stage: StageView, transfer_id: str, *, whole: bool) -> decode_pb2.OpenLeg:
         ask, description = self._ask, stage.description
         message = decode_pb2.OpenLeg(
             request_id=ask.request_id,
-            transfer_id="" if local else secrets.token_hex(16),
+            transfer_id=transfer_id,
             prompt_ids=self._prompt_ids,
             sampling=self._sampling,
             cache_salt=ask.cache_salt,
             epoch=description.epoch,
-            local_prefill=local,
+            local_prefill=not transfer_id,
             block_hashes=self._hashes,
         )
-        # Copied from here on: a long prompt is read from Python's objects once.
         self._prompt_ids, self._hashes = message.prompt_ids, message.block_hashes
         if description.role is Role.RELAY:
             budget = ask.sampling.max_tokens
@@ -137,7 +140,7 @@ class Feeder:
         self,
         stage: StageView,
         receivers: Sequence[StageView],
-        openings: Sequence[decode_pb2.OpenLeg],
+        transfers: Sequence[str],
         *,
         kv_only: bool,
     ) -> int:
@@ -147,10 +150,10 @@ class Feeder:
                 instance_id=receiver.instance_id,
                 address=receiver.description.address,
                 epoch=receiver.description.epoch,
-                transfer_id=opening.transfer_id,
+                transfer_id=transfer_id,
                 role=receiver.description.role,
             )
-            for receiver, opening in zip(receivers, openings, strict=True)
+            for receiver, transfer_id in zip(receivers, transfers, strict=True)
         ]
         request = prefill_pb2.PrefillRequest(
             request_id=ask.request_id,
@@ -161,6 +164,7 @@ class Feeder:
             epoch=description.epoch,
             kv_only=kv_only,
         )
+        self._prompt_ids = request.prompt_ids
         link = self._fleet.link(description)
         number = self._legs.prefill(link.open_prefill, description.instance_id, request)
         self.prefill[number] = stage

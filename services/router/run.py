@@ -78,7 +78,9 @@ class Run:
         self._record.mark("planned")
         if self._planned is None:
             self._planned = self._uncounted = route
-            client.start(lambda: self._started(route))
+            client.start(lambda: self._started(route), self._count_first_plan)
+            if route.reason in ("no-relay", "no-relay-room"):
+                self._fallback(route.reason)
         else:
             self._note(route)
         self._conductor = self._conducting(route, client)
@@ -129,7 +131,6 @@ class Run:
 
     def _started(self, route: Route) -> router_pb2.Started:
         """The client's first message. Asked for once the legs are being opened: nothing here may delay them."""
-        self._count_first_plan()
         return router_pb2.Started(
             request_id=self._ask.request_id,
             seed=self._ask.sampling.seed,
@@ -138,7 +139,7 @@ class Run:
         )
 
     def _count_first_plan(self) -> None:
-        """Once: when its streams are on their way, or when it has come to nothing before."""
+        """Once: when the client has been told, or when it has come to nothing before."""
         route, self._uncounted = self._uncounted, None
         if route is not None:
             self._note(route)
@@ -231,8 +232,6 @@ class Run:
         if route.reason == "singular":
             rooms.metrics.singular.labels("bound").inc()
             rooms.metrics.singular_saved_bytes.inc(route.avoided_bytes)
-        if route.reason in ("no-relay", "no-relay-room"):
-            self._fallback(route.reason)
 
     def _pipeline(self, conductor: Conductor) -> Pipeline:
         """The legs that took part in the end."""
@@ -248,7 +247,8 @@ class Run:
         metrics, record, handoff = self._rooms.metrics, self._record, conductor.handoff.report
         metrics.answered(ended, record.elapsed_s)
         metrics.max_gap.observe(record.max_gap_s)
-        metrics.relay_dropped.inc(handoff.relay_dropped)
+        if handoff.relay_dropped:
+            metrics.relay_dropped.inc(handoff.relay_dropped)
         metrics.hits(
             prefill=record.cached.get(Role.PREFILL),
             relay=record.cached.get(Role.RELAY),

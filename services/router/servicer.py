@@ -12,7 +12,6 @@ from kvrelay.rpc.guard import client_error
 from kvrelay.rpc.status import row_of
 from kvrelay.telemetry.totals import totals
 from services.router import pipeline
-from services.router.client import Write
 from services.router.report import route_to_proto
 from services.router.rooms import Rooms
 
@@ -31,7 +30,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """See router.proto."""
         outcomes = self._rooms.metrics.outcomes
         try:
-            reason = await pipeline.serve(self._rooms, request, _writer(context))
+            try:
+                reason = await pipeline.serve(self._rooms, request, context.write)
+            except grpc.aio.InternalError:
+                # The client has gone. gRPC says so by cancelling the handler, and has not come to that yet: the request
+                # ends as cancelled, not as an error of ours.
+                await asyncio.sleep(_CANCELLED_WITHIN_S)
+                raise
         except asyncio.CancelledError:
             outcomes.labels("CANCELLED").inc()
             raise
@@ -79,16 +84,3 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             stage = fleet.stages.add(usable=False, why_not=why)
             stage.info.address = address
         return fleet
-
-
-def _writer(context: Any) -> Write:
-    async def write(reply: router_pb2.GenerateReply) -> None:
-        try:
-            await context.write(reply)
-        except grpc.aio.InternalError:
-            # The client has gone. gRPC says so by cancelling the handler, and has not come to that yet: the request
-            # ends as cancelled, not as an error of ours.
-            await asyncio.sleep(_CANCELLED_WITHIN_S)
-            raise
-
-    return write

@@ -26,7 +26,8 @@ class OwnedTasks:
 
     async def aclose(self) -> None:
         """Cancels what still runs and waits for it."""
-        tasks = list(self._tasks)
+        if not (tasks := list(self._tasks)):
+            return
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

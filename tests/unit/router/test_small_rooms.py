@@ -103,25 +103,27 @@ async def test_tokens_coalesce_while_the_client_is_slow_and_room_is_bounded() ->
 
     client = ClientStream(write, answer, 3)
     client.shown = True
-    client.start(router_pb2.Started)
+    written_before: list[int] = []
+    client.start(router_pb2.Started, lambda: written_before.append(len(written)))
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(client.flush())
         await asyncio.sleep(0)
         for index in range(5):
-            assert index > 3 or client.room() is None
+            assert index > 3 or client.full is None
             answer.take(TokenRun(index, (index,)), Source.RELAY)
             client.wake()
-        room = client.room()
+        room = client.full
         assert room is not None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await room.wait()
         gate.set()
         await writing
-        assert client.room() is None
+        assert client.full is None
         await client.complete(router_pb2.Completed())
     assert [reply.WhichOneof("reply") for reply in written] == ["started", "output", "completed"]
     assert list(written[1].output.tokens.ids) == [0, 1, 2, 3, 4]
+    assert written_before == [2]  # what the client need not wait for comes once, and after what was there for it
 
 
 async def test_nothing_is_written_before_it_may_be_shown() -> None:
