@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import uvloop
 
+from kvrelay.grpc_core import read_in_place
 from kvrelay.program import EXIT_FAILED, EXIT_NOT_STARTED, EXIT_STOPPED, START_ERRORS, begin, complain, give_up, shown
 from kvrelay.settings import StageSettings
 from kvrelay.stage.checks import check
@@ -30,6 +31,8 @@ def run(program: str, settings_class: type[S], load_app: Callable[[], App[S]]) -
     `load_app` imports the wiring, and with it torch, which takes seconds: only once the settings are known to be good.
     """
     settings = begin(program, settings_class)
+    if not read_in_place():
+        log.info("gRPC's event engine is as GRPC_EXPERIMENTS says; without it KV over gRPC costs less")
     try:
         check(settings)
     except START_ERRORS as error:

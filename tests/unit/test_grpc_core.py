@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from kvrelay.grpc_core import WITHOUT_EVENT_ENGINE, read_in_place
 
 
@@ -45,5 +47,6 @@ def test_it_is_too_late_once_grpc_is_there() -> None:
     assert not read_in_place()
 
 
-def test_the_router_tells_grpc_before_it_imports_it() -> None:
-    assert said("import services.router.__main__, sys; print('grpc' in sys.modules)") == "False"
+@pytest.mark.parametrize("program", ["router", "prefill", "relay_decode", "main_decode"])
+def test_programs_tell_grpc_before_they_import_it(program: str) -> None:
+    assert said(f"import services.{program}.__main__, sys; print('grpc' in sys.modules)") == "False"
