@@ -18,6 +18,7 @@ import grpc
 import numpy as np
 
 from kvrelay.rpc.channels import BULK_OPTIONS, COMMON_OPTIONS
+from kvrelay.transfer.bulk_socket import unpaced
 
 PEERS = Path(os.environ.get("KVRELAY_BENCH_PEERS", Path.home() / ".cache/kvrelay-bench"))
 """Where peers are installed: never in the project's environment."""
@@ -68,11 +69,16 @@ class RawSource:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def connect(cls, address: str) -> "RawSource":
-        """To a RawSink."""
+    async def connect(cls, address: str, *, paced: bool = True) -> "RawSource":
+        """To a RawSink. `paced`: as the kernel has it; else as kvrelay's own connections to a peer on this host."""
         host, port = address.rsplit(":", 1)
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not paced:
+            unpaced(sock)
+        await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+        reader, writer = await asyncio.open_connection(sock=sock)
         writer.transport.set_write_buffer_limits(PIECE_BYTES)
         return cls(reader, writer)
 

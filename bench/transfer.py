@@ -29,12 +29,14 @@ from bench.kv_peers import (
 from bench.kv_receiver import BytesPool, cpu_s
 from bench.kv_wan import across_wan
 from bench.output import Report, arguments, curves
+from kvrelay.grpc_core import WITHOUT_EVENT_ENGINE
 from kvrelay.malloc import KEPT, keep_large_buffers
 
 EMULATED = "One host, loopback; `wan_*`, `small_*` through the WAN emulator (no loss, no congestion control)."
 ALLOCATOR = (
     "glibc malloc, " + ", ".join(f"{name} {value >> 20} MiB" for name, value in KEPT.items()) + ", all processes"
 )
+GRPC = "without its event engine, as in kvrelay's programs, all processes"
 _READY = "KVRELAY_BENCH_PEERS_LOADED"
 
 
@@ -88,10 +90,13 @@ async def ways(life: AsyncExitStack, pool: BytesPool, plan: Plan) -> dict[str, C
     for kind in ("bulk", "grpc"):
         ours = await life.enter_async_context(pusher(kind, pool, connections=plan.connections))
         found[kind] = lambda ours=ours: ours.round(blocks)  # type: ignore[misc]
-    raw = await life.enter_async_context(remote("raw", blocks))
-    sockets = await RawSource.connect(raw.told["address"])
-    life.callback(sockets.close)
-    found["raw sockets"] = lambda: timed(raw, pool, lambda: sockets.send(pool.data))
+    for name, paced in (("raw sockets", True), ("raw sockets, unpaced", False)):
+        raw = await life.enter_async_context(remote("raw", blocks))
+        sockets = await RawSource.connect(raw.told["address"], paced=paced)
+        life.callback(sockets.close)
+        found[name] = lambda raw=raw, sockets=sockets: timed(  # type: ignore[misc]
+            raw, pool, lambda: sockets.send(pool.data)
+        )
     bare = await life.enter_async_context(remote("bare-grpc", blocks))
     stream = BareGrpcSource(bare.told["address"])
     life.push_async_callback(stream.close)
@@ -150,6 +155,7 @@ async def throughput(report: Report, plan: Plan, out: Path) -> None:
     columns = ["way", "GB/s", "of rounds", "CPU s/GB, sender", "receiver"]
     report.tables.append((f"{plan.large_blocks * BLOCK_BYTES / 1e6:.0f} MB from pool to pool", columns, rows))
     report.figures["bulk_vs_raw"] = against(moved["bulk"], moved["raw sockets"], ">= 0.8")
+    report.figures["bulk_vs_raw_unpaced"] = against(moved["bulk"], moved["raw sockets, unpaced"], "")
     if "Mooncake, TCP" in moved:
         report.figures["bulk_vs_mooncake"] = against(moved["bulk"], moved["Mooncake, TCP"], ">= 2.0")
     report.figures["grpc_vs_best_grpc"] = against(moved["grpc"], moved["bare gRPC"], ">= 0.85")
@@ -161,7 +167,7 @@ async def throughput(report: Report, plan: Plan, out: Path) -> None:
 
 async def transfer(plan: Plan, out: Path, *, quick: bool, only: Sequence[str]) -> Report:
     """All of it, or the sections named."""
-    report = Report("transfer", quick, {**asdict(plan), "allocator": ALLOCATOR}, emulated=EMULATED)
+    report = Report("transfer", quick, {**asdict(plan), "allocator": ALLOCATOR, "grpc": GRPC}, emulated=EMULATED)
     sections: dict[str, Callable[[], Awaitable[None]]] = {
         "throughput": lambda: throughput(report, plan, out),
         "wan": lambda: across_wan(report, plan.wan_rate, plan.wan_delay_ms, plan.wan_rounds),
@@ -193,7 +199,7 @@ def main() -> None:
         os.execve(
             sys.executable,
             [sys.executable, "-m", "bench.transfer", *sys.argv[1:]],
-            os.environ | peer_environment() | {_READY: "1"},
+            {"GRPC_EXPERIMENTS": WITHOUT_EVENT_ENGINE} | os.environ | peer_environment() | {_READY: "1"},
         )
     keep_large_buffers()
     wanted.out.mkdir(parents=True, exist_ok=True)

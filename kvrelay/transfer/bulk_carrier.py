@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from kvrelay.transfer.bulk_connection import BulkConnection, BulkLost, connect
+from kvrelay.transfer.bulk_connection import BulkConnection, BulkLost
+from kvrelay.transfer.bulk_socket import connect
 from kvrelay.transfer.carrier import Answer, BulkDoor, Frame, Lane, LaneLost, LaneRefused, Missing, Offer, OnAck, ignore
 from kvrelay.transfer.grpc_carrier import GrpcCarrier
 from kvrelay.types import KvTarget

@@ -10,7 +10,9 @@ LENGTH_BYTES = 2
 MAX_MESSAGE_BYTES = 1024
 """Without a frame's payload."""
 
-CHECK_BYTES = LENGTH_BYTES + 5
+_CHECK = (5).to_bytes(LENGTH_BYTES, "big") + bytes([kv_pb2.BulkMessage.CHECK_FIELD_NUMBER << 3 | 5])
+"""A `check` but for its last four bytes, the number."""
+CHECK_BYTES = len(_CHECK) + 4
 """Of a payload's checksum, with its length."""
 
 
@@ -43,7 +45,7 @@ def frame_header(lane: int, frame: Frame) -> bytes:
 
 def check(crc32c: int) -> bytes:
     """What goes behind a frame's payload: `CHECK_BYTES`."""
-    return _measured(kv_pb2.BulkMessage(check=crc32c))
+    return _CHECK + crc32c.to_bytes(4, "little")
 
 
 def ack(lane: int, payload_bytes: int) -> bytes:
@@ -65,6 +67,13 @@ def read_message(data: memoryview) -> kv_pb2.BulkMessage:
         return kv_pb2.BulkMessage.FromString(bytes(data))
     except DecodeError as error:
         raise BadMessage("no message") from error
+
+
+def read_check(data: memoryview) -> int:
+    """The number in a `check`, its length included. BadMessage: it is none."""
+    if len(data) != CHECK_BYTES or data[: len(_CHECK)] != _CHECK:
+        raise BadMessage("a payload without its checksum")
+    return int.from_bytes(data[len(_CHECK) :], "little")
 
 
 def read_acks(data: bytearray) -> list[kv_pb2.BulkAck]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from awscrt import checksums
+from awscrt.checksums import crc32c
 
 from kvrelay.types import BlockRange
 
@@ -26,7 +26,8 @@ class Span(NamedTuple):
 
 def checksum(payload: bytes | memoryview, before: int = 0) -> int:
     """CRC-32C of `payload`; with `before`, that of what lies before it, of both together. Copies nothing."""
-    return int(checksums.crc32c(payload, before))
+    value: int = crc32c(payload, before)
+    return value
 
 
 def spans_of(block: int, block_bytes: int, frame_bytes: int) -> Iterator[Span]:

@@ -13,12 +13,14 @@ READ_BYTES = 256 * 1024
 
 
 class Landing:
-    """`buffer` and `came` in turn until `whole`, then `finish`; or `abandon`, at any time.
+    """`buffer` and `came` in turn until nothing is `left`, then `finish`; or `abandon`, at any time.
 
     `frame`: without payload and checksum. `place`: its bytes in the pool, claimed by the lane; None: it goes to
     `staging`, to be copied when its checksum is known. `staging` takes all of it if it is `wanted`, else what must be
     thrown away.
     """
+
+    __slots__ = ("_crc", "_into", "_lane", "_piece", "_room", "_staging", "frame", "in_place", "left", "length")
 
     def __init__(
         self,
@@ -33,31 +35,32 @@ class Landing:
         self.frame = frame
         self.length = length
         self.in_place = place is not None
+        self.left = length
+        """Bytes of the payload that are still to come."""
         self._lane = lane
         self._into = place if place is not None else staging if wanted else None
         self._staging = staging
-        self._came = 0
+        self._room = staging
+        self._piece = -(-length // -(-length // READ_BYTES)) if length else 0
         self._crc = 0
-
-    @property
-    def whole(self) -> bool:
-        """All of the payload has come."""
-        return self._came == self.length
 
     def buffer(self) -> memoryview:
         """Room for what comes next: never in the pool, once the lane may not write there any more."""
-        left = min(self.length - self._came, READ_BYTES)
+        count = min(self.left, self._piece)
         if not self._lane.writable:
             self.abandon()
         if self._into is None:
-            return self._staging[:left]
-        return self._into[self._came : self._came + left]
+            return self._staging[:count]
+        at = self.length - self.left
+        self._room = self._into[at : at + count]
+        return self._room
 
     def came(self, count: int) -> None:
         """So many bytes are in what `buffer` returned."""
         if self._into is not None:
-            self._crc = checksum(self._into[self._came : self._came + count], self._crc)
-        self._came += count
+            room = self._room
+            self._crc = checksum(room if count == len(room) else room[:count], self._crc)
+        self.left -= count
 
     def finish(self, crc32c: int) -> None:
         """The payload is whole, and this is what its checksum should be. Raises BadFrame."""

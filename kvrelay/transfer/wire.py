@@ -9,8 +9,8 @@ from kvrelay.types import BlockRange
 GRPC_PREFIX_BYTES = 5
 """Before each message in its stream: compressed flag and length."""
 
-_VARINT, _LENGTH, _FIXED32 = 0, 2, 5
-"""Wire types of protobuf."""
+_LENGTH = 2
+"""Wire type of protobuf."""
 _FRAME = bytes([kv_pb2.PushRequest.FRAME_FIELD_NUMBER << 3 | _LENGTH])
 _PAYLOAD = bytes([kv_pb2.Frame.PAYLOAD_FIELD_NUMBER << 3 | _LENGTH])
 
@@ -55,51 +55,43 @@ def read_offer(message: kv_pb2.Offer) -> Offer:
 def write_frame(frame: Frame) -> bytes:
     """A PushRequest with this frame, serialized.
 
-    As protobuf would do it, but the payload is copied once instead of three times.
+    As protobuf would read it; but the payload is copied once instead of three times, and stands first.
     """
     crc32c = checksum(frame.payload) if frame.crc32c is None else frame.crc32c
     about = kv_pb2.Frame(
         transfer_id=frame.transfer_id, block=frame.block, offset=frame.offset, crc32c=crc32c
     ).SerializeToString()
     lead = _PAYLOAD + _varint(len(frame.payload))
-    whole = _FRAME + _varint(len(about) + len(lead) + len(frame.payload))
-    return b"".join((whole, about, lead, frame.payload))
+    whole = _FRAME + _varint(len(lead) + len(frame.payload) + len(about))
+    return b"".join((whole, lead, frame.payload, about))
 
 
 def read_request(data: bytes) -> kv_pb2.PushRequest | Frame:
     """The inverse of `write_frame`, its payload a view of `data`; any other PushRequest as it is. DecodeError."""
-    found = _payload_of(data) if data.startswith(_FRAME) else None
-    if found is None:
-        request = kv_pb2.PushRequest.FromString(data)
-        if request.WhichOneof("message") != "frame":
-            return request
-        about = request.frame
-        return Frame(about.transfer_id, about.block, about.offset, about.crc32c, about.payload)
-    start, lead, payload = found
-    about = kv_pb2.Frame.FromString(data[start:lead])
-    return Frame(about.transfer_id, about.block, about.offset, about.crc32c, memoryview(data)[payload:])
+    if (found := _payload_of(data)) is not None:
+        start, end = found
+        about = kv_pb2.Frame.FromString(data[end:])
+        if not about.payload:
+            return Frame(about.transfer_id, about.block, about.offset, about.crc32c, memoryview(data)[start:end])
+    request = kv_pb2.PushRequest.FromString(data)
+    if request.WhichOneof("message") != "frame":
+        return request
+    about = request.frame
+    return Frame(about.transfer_id, about.block, about.offset, about.crc32c, about.payload)
 
 
-def _payload_of(data: bytes) -> tuple[int, int, int] | None:
-    """Where a frame begins, its payload field, and the payload itself; None: not as `write_frame` has it."""
+def _payload_of(data: bytes) -> tuple[int, int] | None:
+    """Where a frame's payload begins and ends; None: not as `write_frame` has it."""
+    if not data.startswith(_FRAME):
+        return None
     try:
         length, start = _read_varint(data, len(_FRAME))
-        at = start
-        while data[at] != _PAYLOAD[0]:
-            tag, at = data[at], at + 1
-            if tag & 7 == _FIXED32:
-                at += 4
-            elif tag & 7 == _VARINT:
-                at = _read_varint(data, at)[1]
-            elif tag & 7 == _LENGTH:
-                skip, at = _read_varint(data, at)
-                at += skip
-            else:
-                return None
-        size, payload = _read_varint(data, at + 1)
+        if start + length != len(data) or not data.startswith(_PAYLOAD, start):
+            return None
+        size, payload = _read_varint(data, start + len(_PAYLOAD))
     except IndexError:
         return None
-    return (start, at, payload) if payload + size == len(data) == start + length else None
+    return (payload, payload + size) if payload + size <= len(data) else None
 
 
 def _varint(value: int) -> bytes:

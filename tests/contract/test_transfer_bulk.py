@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.transfer import bulk_server, bulk_wire
+from kvrelay.transfer import bulk_reader, bulk_wire
 from kvrelay.transfer.carrier import BulkDoor, Frame, Missing, Offer
 from kvrelay.transfer.frames import MAX_PAYLOAD_BYTES
+from kvrelay.transfer.landing import Landing
 from kvrelay.transfer.push import PushOutcome
 from kvrelay.transfer.receiving import ReceivingLane
 from tests.contract.bulk import BLOCK, doors_of, frame_of
@@ -122,7 +123,7 @@ async def test_a_token_ends_with_its_lane_and_whoever_comes_late_goes_nowhere() 
 
 
 async def test_a_connection_that_shows_no_token_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_server, "STRANGER_S", 0.05)
+    monkeypatch.setattr(bulk_reader, "STRANGER_S", 0.05)
     async with rigged("bulk") as rig, rig.receiver.expect("t1", range(8), 0), visiting(rig) as visitor:
         assert await visitor.hung_up()
 
@@ -183,6 +184,33 @@ async def test_a_connection_cut_in_the_middle_of_a_frame_fails_its_lane_and_free
             incoming.arrivals.unclaim(3, 0, BLOCK)
         assert (await rig.push().done()).outcome is PushOutcome.COMMITTED
         assert rig.arrived
+
+
+async def test_a_large_payload_that_trickles_in_wakes_the_receiver_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, trickle = 1 << 20, 8192
+    reads: list[int] = []
+    came = Landing.came
+
+    def counted(self: Landing, count: int) -> None:
+        reads.append(count)
+        came(self, count)
+
+    monkeypatch.setattr(Landing, "came", counted)
+    async with rigged("bulk", blocks=2, block_kib=1024) as rig, rig.receiver.expect("t1", range(2), 0):
+        async with visiting(rig) as visitor:
+            visitor.attach()
+            for block in range(2):
+                frame = frame_of(rig, block, length=size)
+                for start in range(0, size, trickle):
+                    piece = bytes(frame.payload[start : start + trickle])
+                    visitor.writer.write(piece if start else bulk_wire.frame_header(visitor.door.lane, frame) + piece)
+                    await visitor.writer.drain()
+                    await asyncio.sleep(0)
+                visitor.check(frame)
+                await taken(rig, block + 1)
+        assert rig.arrived
+    assert sum(reads) == 2 * size
+    assert len(reads) < 40  # of 256 pieces
 
 
 @pytest.mark.parametrize("how", ["the leg ends", "the lane closes"])

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvrelay.transfer import bulk_carrier, bulk_server, bulk_wire
+from kvrelay.transfer import bulk_carrier, bulk_reader, bulk_wire
 from kvrelay.transfer.bulk_carrier import BulkCarriers
-from kvrelay.transfer.bulk_connection import BulkConnection, connect
+from kvrelay.transfer.bulk_connection import BulkConnection
+from kvrelay.transfer.bulk_socket import connect
 from kvrelay.transfer.carrier import Ended, EndReason, Frame, Lane, Missing, Offer, OnAck
 from kvrelay.transfer.frames import checksum
 from kvrelay.transfer.push import PushOutcome
@@ -82,7 +83,7 @@ async def test_several_lanes_wait_for_a_silent_firewall_once(monkeypatch: pytest
 async def test_a_connection_that_nobody_came_to_use_says_nothing_against_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bulk_server, "STRANGER_S", 0.05)
+    monkeypatch.setattr(bulk_reader, "STRANGER_S", 0.05)
     monkeypatch.setattr(bulk_carrier, "AGAIN_AFTER_S", 0.0)
     failures = [OSError("not yet")]
 
