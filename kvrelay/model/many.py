@@ -11,7 +11,7 @@ from kvrelay.model.batch import StepBatch
 from kvrelay.model.compiled import AttentionBlock, Compiled
 from kvrelay.model.config import ModelConfig
 from kvrelay.model.kernels import block
-from kvrelay.model.native import many_kernels
+from kvrelay.model.native import many_kernels, tiles
 from kvrelay.model.rope import Rotation
 
 SHORT_ROWS = 4
@@ -23,8 +23,11 @@ class ManyRows:
 
     def __init__(self, compiled: Compiled, weights: torch.dtype, cache_dir: str) -> None:
         """weights: the matrices' type."""
-        self._compiled = compiled
-        self._kernels = many_kernels(compiled.constants.dtype, weights, cache_dir)
+        self._compiled, config = compiled, compiled.config
+        fits = not any(size % block.TILED for size in (config.hidden, config.intermediate, config.head_dim))
+        self.tiled = compiled.constants.dtype == torch.float32 and fits and tiles()
+        """Products of panels in AMX tiles."""
+        self._kernels = many_kernels(compiled.constants.dtype, weights, cache_dir, tiled=self.tiled)
 
     def hidden(self, x: Tensor, batch: StepBatch, kv: Tensor, rotation: Rotation) -> Tensor:
         """[R, hidden] after all layers, of batch.logit_rows, from embeddings x [T, hidden]; writes the pool."""
@@ -46,6 +49,7 @@ class ManyRows:
                 block.HIDDEN: config.hidden,
                 block.INNER: config.intermediate,
                 block.PANELS: count,
+                block.FIRST_WANTED: int(batch.logit_rows.min()) // lanes if len(batch.logit_rows) else count,
                 block.PANEL_X: panels,
                 block.PANEL_NORMED: torch.empty_like(panels),
                 block.PANEL_QKV: x.new_empty(count, q + 2 * kv_width, lanes),
@@ -56,6 +60,7 @@ class ManyRows:
                 block.PRIVATE: torch.empty(threads, private, dtype=torch.uint8),
                 block.PRIVATE_BYTES: private,
                 block.PRODUCT_CODE: self._kernels["product"].address,
+                block.ATTEND_CODE: self._kernels["attend"].address,
             }
         )
         self._compiled.team.run(self._kernels["step"], attention.arguments, threads)
@@ -89,9 +94,19 @@ def _panels(rows: Tensor, lanes: int) -> Tensor:
 
 
 def _private_bytes(config: ModelConfig, item: int, panels: int) -> int:
-    """Scratch of one thread with `panels` of its own: for widened weights and gates, or for KV and what attends."""
-    features = max(config.hidden, config.intermediate, config.heads * config.head_dim)
-    weights = block.BLOCK_OUTPUTS * (features * item + panels * block.PANEL_BYTES)
-    states = panels * config.heads // config.kv_heads * (config.head_dim + block.STATE_ROWS)
-    attention = 2 * block.TILE_TOKENS * config.head_dim * item + (block.TILE_TOKENS + states) * block.PANEL_BYTES
-    return -(-max(weights, attention) // 64) * 64
+    """Scratch of one thread with `panels` of its own: for a product, or for KV and what attends."""
+    inputs = (config.hidden, config.intermediate, config.heads * config.head_dim)
+    products = max(_product_bytes(features, item, panels) for features in inputs)
+    items = panels * config.heads // config.kv_heads
+    rows = 2 * block.TILE_TOKENS + items * (config.head_dim + block.STATE_ROWS)
+    attention = 2 * block.TILE_TOKENS * config.head_dim * item + rows * block.PANEL_BYTES
+    tiled = 2 * block.TILE_TOKENS * (config.head_dim // block.TILED + 1) + items * config.head_dim
+    return -(-max(products, attention + tiled * block.PARTS_BYTES) // 64) * 64
+
+
+def _product_bytes(inputs: int, item: int, panels: int) -> int:
+    """For a block of weights and what comes of it; in tiles for two, and a pass of panels."""
+    parts = inputs * block.PARTS_BYTES
+    widened = block.BLOCK_OUTPUTS * (inputs * item + panels * block.PANEL_BYTES)
+    tiled = 2 * parts + block.TILED * block.PANEL_BYTES + min(panels * parts, max(parts, block.TILED_PASS_BYTES))
+    return max(widened, tiled)

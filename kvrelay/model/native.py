@@ -76,9 +76,11 @@ def few_kernels(dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "") -
 
 
 @cache
-def many_kernels(dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "") -> dict[str, Kernel]:
-    """What makes a step of more rows; as few_kernels()."""
-    return _compiled(cache_dir, lambda entry: entry.many_rows(_NUMPY[dtype], _NUMPY[weights]))
+def many_kernels(
+    dtype: torch.dtype, weights: torch.dtype, cache_dir: str = "", *, tiled: bool = False
+) -> dict[str, Kernel]:
+    """What makes a step of more rows, tiled: in AMX tiles, see tiles(); as few_kernels()."""
+    return _compiled(cache_dir, lambda entry: entry.many_rows(_NUMPY[dtype], _NUMPY[weights], tiled))
 
 
 _NUMPY: dict[torch.dtype, type[np.number[Any]]] = {
@@ -88,6 +90,8 @@ _NUMPY: dict[torch.dtype, type[np.number[Any]]] = {
 }
 
 
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""Of Linux on x86-64."""
 WIDE_ROWS = 32
 """few_rows() where vectors are as wide as the kernels want them: there they take more rows too, in panels."""
 
@@ -109,6 +113,20 @@ def few_rows() -> int:
     rows = 4 if has.get("fma") or has.get("neon") else 0
     log.info("no AVX-512: the compiled step takes %d rows at most", rows)
     return rows
+
+
+@cache
+def tiles() -> bool:
+    """Whether this process may use AMX tiles from now on: the system grants them for the asking, once and for all."""
+    from llvmlite import binding
+
+    has = binding.get_host_cpu_features()
+    if not (has.get("amx-tile") and has.get("amx-bf16")):
+        return False
+    granted: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    if granted:
+        log.warning("AMX tiles are not granted: long steps do without them")
+    return not granted
 
 
 def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str, Kernel]:

@@ -73,8 +73,10 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
     SHORT_ROWS,  # address of i64[attended]: their rows
     PRIVATE,  # address of scratch [team, PRIVATE_BYTES]: see `model.many`
     PRIVATE_BYTES,
+    FIRST_WANTED,  # the first panel with a row that is wanted after the last layer; PANELS: none
+    ATTEND_CODE,  # address of what attends in panels
     PANELS_LENGTH,
-) = range(STEP_LENGTH, STEP_LENGTH + 15)
+) = range(STEP_LENGTH, STEP_LENGTH + 17)
 
 (
     ATTENTION_NORM,
@@ -95,9 +97,17 @@ Lower-case words in docstrings are shapes; every array is contiguous unless said
 
 PANEL_BYTES = 128
 """Of a panel's row: one feature of as many tokens as two of the widest vectors have lanes."""
+TILED = 32
+"""Sizes of matrices that AMX tiles multiply are multiples of this."""
+PARTS_BYTES = 192
+"""Of a panel's row as tiles take it: three parts of two bytes a token."""
+TILED_PASS_BYTES = 5 << 18
+"""Of what tiles multiply all weights with before the next: most of a second cache."""
 BLOCK_OUTPUTS = 12
 """Rows of weights that are multiplied with a panel at once: as many as the registers bear."""
 TILE_TOKENS = 64
 """Keys and values that panels of queries attend to at once."""
 STATE_ROWS = 2
 """Of what is kept of a head between tiles beside the sums: best score and total."""
+ADDED, FRESH, GATED = range(3)
+"""What a product does: adds to what is there, replaces it, or multiplies a gate with what is gated."""

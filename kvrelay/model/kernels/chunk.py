@@ -11,33 +11,34 @@ from numba import carray, njit
 
 from kvrelay.model.kernels import block
 from kvrelay.model.kernels.block import PANEL_BYTES, STATE_ROWS, TILE_TOKENS
-from kvrelay.model.kernels.lanes import weigh
+from kvrelay.model.kernels.lanes import compare, weigh
 from kvrelay.model.kernels.panels import size_of, tile
-from kvrelay.model.kernels.team import FAST, STRICT, pointer
+from kvrelay.model.kernels.team import FAST, STRICT, call_11, pointer
 
 
 @njit(**STRICT)
-def attend_sequences(dtype: Any, a: Any, layer: int, size: int, rank: int, scratch: int) -> None:
-    """This thread's panels of all listed sequences. scratch: address of 2 TILE_TOKENS * head_dim, and of
-    TILE_TOKENS + panels * group * (head_dim + STATE_ROWS) rows of a panel."""
+def attend_sequences(dtype: Any, a: Any, layer: int, size: int, begin: int, scratch: int) -> None:
+    """All listed sequences' rows in panels begin, begin + size ... scratch: see `model.many`."""
     lanes, count = PANEL_BYTES // size_of(dtype), a[block.SEQUENCE_COUNT]
     sequences = carray(pointer(a[block.SEQUENCES]), (count, 4), np.int64)
     for s in range(count):
         row, end, seen, offset = sequences[s]
         first, last = row // lanes, (end - 1) // lanes
-        first += (rank - first) % size
+        first = max(first + (begin - first) % size, begin)
         if first <= last:
             last -= (last - first) % size
             for head in range(a[block.KV_HEADS]):
-                _attend(
-                    dtype, a, layer, head, row, end, seen, a[block.LONG_TABLE] + offset * 8, first, last, size, scratch
+                table = a[block.LONG_TABLE] + offset * 8
+                call_11(
+                    a[block.ATTEND_CODE],
+                    (a[block.SELF], layer, head, row, end, seen, table, first, last, size, scratch),
                 )
 
 
 @njit(**STRICT)
-def _attend(
+def attend(
     dtype: Any,
-    a: Any,
+    arguments: int,
     layer: int,
     head: int,
     row: int,
@@ -53,6 +54,7 @@ def _attend(
 
     seen: tokens that the first row sees; each row sees one more than the one before.
     """
+    a = carray(pointer(arguments), block.PANELS_LENGTH, np.int64)
     item, head_dim, heads, kv_heads = size_of(dtype), a[block.HEAD_DIM], a[block.HEADS], a[block.KV_HEADS]
     lanes, group, scale = PANEL_BYTES // item, heads // kv_heads, a[block.CONSTANTS] + item
     keys, side = scratch, TILE_TOKENS * head_dim * item
@@ -61,7 +63,7 @@ def _attend(
     most = seen + min(end, (last + 1) * lanes) - row - 1
     for start in range(0, most, TILE_TOKENS):
         fresh = 0 if start else 1
-        _gather(dtype, a, layer, head, table, start, min(TILE_TOKENS, most - start), keys, side)
+        gather(dtype, a, layer, head, table, start, min(TILE_TOKENS, most - start), keys, side)
         state = states
         for panel in range(first, last + 1, size):
             # Lane n of the panel sees seen_0 + n tokens.
@@ -71,7 +73,8 @@ def _attend(
             for g in range(group if count > 0 else 0):
                 to, at = state + g * state_step, query + g * head_dim * PANEL_BYTES
                 tile(dtype, keys, head_dim * item, item, count, at, head_dim, scores, 1)
-                weigh(dtype, dtype, scores, count, start + 1 - seen_0, scale, to, head_dim, fresh)
+                compare(dtype, dtype, scores, count, start + 1 - seen_0, scale, to, head_dim, fresh)
+                weigh(dtype, dtype, scores, count, start + 1 - seen_0, scale, to, head_dim)
                 tile(dtype, keys + side, item, head_dim * item, head_dim, scores, count, to, fresh)
             state += group * state_step
     state = states
@@ -79,14 +82,12 @@ def _attend(
         here, stop = max(row - panel * lanes, 0), min(end - panel * lanes, lanes)
         out = a[block.PANEL_ATTENTION] + (panel * heads + head * group) * head_dim * PANEL_BYTES
         for g in range(group):
-            _finish(dtype, state, head_dim, here, stop, out + g * head_dim * PANEL_BYTES)
+            finish(dtype, state, head_dim, here, stop, out + g * head_dim * PANEL_BYTES)
             state += state_step
 
 
 @njit(**STRICT)
-def _gather(
-    dtype: Any, a: Any, layer: int, head: int, table: int, start: int, count: int, keys: int, side: int
-) -> None:
+def gather(dtype: Any, a: Any, layer: int, head: int, table: int, start: int, count: int, keys: int, side: int) -> None:
     """Copies keys and values of tokens start .. start + count."""
     kv_heads, head_dim, block_tokens = a[block.KV_HEADS], a[block.HEAD_DIM], a[block.BLOCK_TOKENS]
     run = block_tokens * head_dim * size_of(dtype)
@@ -109,7 +110,7 @@ def _gather(
 
 
 @njit(**FAST)
-def _finish(dtype: Any, state: int, head_dim: int, first: int, end: int, out: int) -> None:
+def finish(dtype: Any, state: int, head_dim: int, first: int, end: int, out: int) -> None:
     """Lanes first .. end of out [head_dim, lanes] = sums / total."""
     lanes = PANEL_BYTES // size_of(dtype)
     sums, to = carray(pointer(state), (head_dim + 2, lanes), dtype), carray(pointer(out), (head_dim, lanes), dtype)

@@ -12,9 +12,12 @@ from numba import carray, cfunc, types
 from kvrelay.model.kernels import block, many
 from kvrelay.model.kernels import step as whole
 from kvrelay.model.kernels.attention import attend_rows, piece, store_rows
-from kvrelay.model.kernels.panels import block_product
+from kvrelay.model.kernels.chunk import attend as panels_attend
+from kvrelay.model.kernels.panels import product as panels_product
 from kvrelay.model.kernels.product import product
 from kvrelay.model.kernels.team import pointer, team_rank, team_size, wait
+from kvrelay.model.kernels.tiled import tiled_product
+from kvrelay.model.kernels.tiled_attention import tiled_attend
 
 _EIGHT, _ELEVEN = (types.void(*[types.int64] * arguments) for arguments in (8, 11))
 
@@ -73,8 +76,8 @@ def few_rows(dtype: Any, kind: Any) -> dict[str, Any]:
     return {"product": multiply, "step": step}
 
 
-def many_rows(dtype: Any, kind: Any) -> dict[str, Any]:
-    """As few_rows()."""
+def many_rows(dtype: Any, kind: Any, tiled: bool) -> dict[str, Any]:
+    """As few_rows(). tiled: products in AMX tiles."""
 
     @cfunc(_ELEVEN, cache=True, error_model="numpy")
     def multiply(
@@ -82,15 +85,37 @@ def many_rows(dtype: Any, kind: Any) -> dict[str, Any]:
         inputs: int,
         outputs: int,
         scales: int,
+        biases: int,
         x: int,
-        x_step: int,
         out: int,
-        out_step: int,
+        step: int,
         count: int,
-        fresh: int,
+        mode: int,
         scratch: int,
     ) -> None:
-        block_product(dtype, kind, w, inputs, outputs, scales, x, x_step, out, out_step, count, fresh, scratch)
+        if tiled:
+            tiled_product(dtype, kind, w, inputs, outputs, scales, biases, x, out, step, count, mode, scratch)
+        else:
+            panels_product(dtype, kind, w, inputs, outputs, scales, biases, x, out, step, count, mode, scratch)
+
+    @cfunc(_ELEVEN, cache=True, error_model="numpy")
+    def attend(
+        arguments: int,
+        layer: int,
+        head: int,
+        row: int,
+        end: int,
+        seen: int,
+        table: int,
+        first: int,
+        last: int,
+        size: int,
+        scratch: int,
+    ) -> None:
+        if tiled:
+            tiled_attend(dtype, arguments, layer, head, row, end, seen, table, first, last, size, scratch)
+        else:
+            panels_attend(dtype, arguments, layer, head, row, end, seen, table, first, last, size, scratch)
 
     @cfunc(types.void(types.voidptr), cache=True, error_model="numpy")
     def step(address: Any) -> None:
@@ -99,7 +124,7 @@ def many_rows(dtype: Any, kind: Any) -> dict[str, Any]:
         size, rank = (1, 0) if a[block.TEAM] == 1 else (np.int64(team_size()), np.int64(team_rank()))
         layers = carray(pointer(a[block.WEIGHTS]), (a[block.LAYERS], block.LAYER_LENGTH), np.int64)
         for layer in range(a[block.LAYERS]):
-            many.attention_half(dtype, kind, a, layers[layer], layer, size, rank)
-            many.feed_forward_half(dtype, kind, a, layers[layer], size, rank)
+            many.attention_half(dtype, a, layers[layer], layer, size, rank)
+            many.feed_forward_half(dtype, a, layers[layer], layer, size, rank)
 
-    return {"product": multiply, "step": step}
+    return {"product": multiply, "attend": attend, "step": step}

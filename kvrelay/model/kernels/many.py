@@ -13,22 +13,22 @@ from kvrelay.model.kernels.attention import attend_rows
 from kvrelay.model.kernels.block import PANEL_BYTES
 from kvrelay.model.kernels.chunk import attend_sequences
 from kvrelay.model.kernels.lanes import norm
-from kvrelay.model.kernels.panels import gated_product, product, size_of
+from kvrelay.model.kernels.panels import size_of
 from kvrelay.model.kernels.rows import rotate
-from kvrelay.model.kernels.team import FAST, STRICT, pointer, wait
+from kvrelay.model.kernels.team import FAST, STRICT, call_11, pointer, wait
 
 
 @njit(**STRICT)
-def attention_half(dtype: Any, kind: Any, a: Any, at: Any, layer: int, size: int, rank: int) -> None:
+def attention_half(dtype: Any, a: Any, at: Any, layer: int, size: int, rank: int) -> None:
     """x += what attention adds. a, at: the step's and the layer's part of `block`."""
     width, q = a[block.HIDDEN], a[block.HEADS] * a[block.HEAD_DIM]
     outputs = q + 2 * a[block.KV_HEADS] * a[block.HEAD_DIM]
     mine, code, scratch = _mine(a, size, rank), a[block.PRODUCT_CODE], _scratch(a, rank)
-    x, normed = _own(a[block.PANEL_X], width, rank), _own(a[block.PANEL_NORMED], width, rank)
-    qkv, attended = _own(a[block.PANEL_QKV], outputs, rank), _own(a[block.PANEL_ATTENTION], q, rank)
+    x, normed = _at(a[block.PANEL_X], width, rank), _at(a[block.PANEL_NORMED], width, rank)
+    qkv = _at(a[block.PANEL_QKV], outputs, rank)
     _norm(dtype, a, at[block.ATTENTION_NORM], x, normed, mine, size)
     weights, scales, biases = at[block.QKV_WEIGHTS], at[block.QKV_SCALES], at[block.QKV_BIASES]
-    product(dtype, kind, code, weights, width, outputs, scales, biases, normed, qkv, size, mine, 1, scratch)
+    call_11(code, (weights, width, outputs, scales, biases, normed, qkv, size, mine, block.FRESH, scratch))
     for n in range(mine):
         _turn(dtype, a, at[block.QK_NORMS], rank + n * size)
         _store(dtype, a, layer, rank + n * size)
@@ -36,29 +36,29 @@ def attention_half(dtype: Any, kind: Any, a: Any, at: Any, layer: int, size: int
     if a[block.PIECE_COUNT]:
         _exchange(dtype, a, size, rank, 1)
     wait(a[block.BARRIER], size)
-    attend_sequences(dtype, a, layer, size, rank, scratch)
+    first, mine = _wanted(a, layer, size, rank)
+    attend_sequences(dtype, a, layer, size, first, scratch)
     if a[block.PIECE_COUNT]:
         attend_rows(dtype, a, size, rank)
         wait(a[block.BARRIER], size)
         _exchange(dtype, a, size, rank, 0)
-    product(
-        *(dtype, kind, code, at[block.OUT_WEIGHTS], q, width, at[block.OUT_SCALES], 0),
-        *(attended, x, size, mine, 0, scratch),
-    )
+    weights, scales = at[block.OUT_WEIGHTS], at[block.OUT_SCALES]
+    x, attended = _at(a[block.PANEL_X], width, first), _at(a[block.PANEL_ATTENTION], q, first)
+    call_11(code, (weights, q, width, scales, 0, attended, x, size, mine, block.ADDED, scratch))
 
 
 @njit(**STRICT)
-def feed_forward_half(dtype: Any, kind: Any, a: Any, at: Any, size: int, rank: int) -> None:
+def feed_forward_half(dtype: Any, a: Any, at: Any, layer: int, size: int, rank: int) -> None:
     """x += what the feed-forward adds."""
-    width, inner = a[block.HIDDEN], a[block.INNER]
-    mine, code, scratch = _mine(a, size, rank), a[block.PRODUCT_CODE], _scratch(a, rank)
-    x, normed = _own(a[block.PANEL_X], width, rank), _own(a[block.PANEL_NORMED], width, rank)
-    gates = _own(a[block.PANEL_INNER], inner, rank)
+    width, inner, (first, mine) = a[block.HIDDEN], a[block.INNER], _wanted(a, layer, size, rank)
+    code, scratch = a[block.PRODUCT_CODE], _scratch(a, rank)
+    x, normed = _at(a[block.PANEL_X], width, first), _at(a[block.PANEL_NORMED], width, first)
+    gates = _at(a[block.PANEL_INNER], inner, first)
     _norm(dtype, a, at[block.MLP_NORM], x, normed, mine, size)
     weights, scales = at[block.GATE_UP_WEIGHTS], at[block.GATE_UP_SCALES]
-    gated_product(dtype, kind, code, weights, width, inner, scales, normed, gates, size, mine, scratch)
+    call_11(code, (weights, width, inner, scales, 0, normed, gates, size, mine, block.GATED, scratch))
     weights, scales = at[block.DOWN_WEIGHTS], at[block.DOWN_SCALES]
-    product(dtype, kind, code, weights, inner, width, scales, 0, gates, x, size, mine, 0, scratch)
+    call_11(code, (weights, inner, width, scales, 0, gates, x, size, mine, block.ADDED, scratch))
 
 
 @njit(**STRICT)
@@ -68,9 +68,20 @@ def _mine(a: Any, size: int, rank: int) -> Any:
 
 
 @njit(**STRICT)
-def _own(panels: int, features: int, rank: int) -> Any:
-    """Address of this thread's first panel."""
-    return panels + rank * features * PANEL_BYTES
+def _wanted(a: Any, layer: int, size: int, rank: int) -> Any:
+    """The first of this thread's panels that must get through a layer, and how many follow, it included.
+
+    In the last layer, what is before the first wanted row is there for its KV alone.
+    """
+    unwanted = (a[block.FIRST_WANTED] - rank + size - 1) // size if layer == a[block.LAYERS] - 1 else 0
+    unwanted = min(max(unwanted, 0), _mine(a, size, rank))
+    return rank + unwanted * size, _mine(a, size, rank) - unwanted
+
+
+@njit(**STRICT)
+def _at(panels: int, features: int, panel: int) -> Any:
+    """Address of a panel."""
+    return panels + panel * features * PANEL_BYTES
 
 
 @njit(**STRICT)

@@ -7,10 +7,10 @@ from typing import Any
 
 from numba import carray, njit
 
-from kvrelay.model.kernels.block import BLOCK_OUTPUTS, PANEL_BYTES
+from kvrelay.model.kernels.block import ADDED, BLOCK_OUTPUTS, GATED, PANEL_BYTES
 from kvrelay.model.kernels.lanes import panel_1, panel_8, panel_block
 from kvrelay.model.kernels.rows import gated
-from kvrelay.model.kernels.team import FAST, STRICT, call_11, pointer, share
+from kvrelay.model.kernels.team import FAST, STRICT, pointer, share
 
 CHAIN = 384
 """Terms that are added to one sum, one after the other; then sums are added. More would lose more bits."""
@@ -88,7 +88,6 @@ def _widen(dtype: Any, kind: Any, w: int, inputs: int, outputs: int, scales: int
 def product(
     dtype: Any,
     kind: Any,
-    code: int,
     w: int,
     inputs: int,
     outputs: int,
@@ -98,81 +97,42 @@ def product(
     out: int,
     step: int,
     count: int,
-    fresh: int,
+    mode: int,
     scratch: int,
 ) -> None:
     """out [panel][outputs] = or += w [outputs, inputs] . x [panel][inputs] + biases, of `count` panels, each `step`-th.
 
-    code: address of block_product; scales, biases: of all outputs, or 0.
+    scales, biases: of all outputs, or 0. mode: ADDED; FRESH; GATED: out = silu(gate) * up, gate and up the halves of
+    w [2 * outputs, inputs] . x.
     """
     x_step, out_step, size = inputs * PANEL_BYTES * step, outputs * PANEL_BYTES * step, size_of(dtype)
-    passes = _passes(inputs, count)
+    ups, up_step = scratch + BLOCK_OUTPUTS * inputs * size, BLOCK_OUTPUTS * PANEL_BYTES
+    passes, fresh = -(-count // max(1, PASS_BYTES // (inputs * PANEL_BYTES))), 0 if mode == ADDED else 1
     for n in range(passes):
         first, end = share(count, passes, n)
+        here, panels = x + first * x_step, end - first
         for o in range(0, outputs, BLOCK_OUTPUTS):
             some, to = min(BLOCK_OUTPUTS, outputs - o), out + first * out_step + o * PANEL_BYTES
-            scale = scales + o * size if scales else 0
-            call_11(
-                code,
-                (
-                    w + o * inputs * size_of(kind),
-                    inputs,
-                    some,
-                    scale,
-                    x + first * x_step,
-                    x_step,
-                    to,
-                    out_step,
-                    end - first,
-                    fresh,
-                    scratch,
-                ),
-            )
-            if biases:
-                for p in range(end - first):
-                    _add_biases(dtype, to + p * out_step, biases + o * size, some)
-
-
-@njit(**STRICT)
-def gated_product(
-    dtype: Any,
-    kind: Any,
-    code: int,
-    w: int,
-    inputs: int,
-    inner: int,
-    scales: int,
-    x: int,
-    out: int,
-    step: int,
-    count: int,
-    scratch: int,
-) -> None:
-    """out [panel][inner] = silu(gate) * up, gate and up the halves of w [2 * inner, inputs] . x; else as product()."""
-    x_step, out_step, passes = inputs * PANEL_BYTES * step, inner * PANEL_BYTES * step, _passes(inputs, count)
-    size, row, up_step = size_of(dtype), inputs * size_of(kind), BLOCK_OUTPUTS * PANEL_BYTES
-    ups = scratch + BLOCK_OUTPUTS * inputs * size
-    for n in range(passes):
-        first, end = share(count, passes, n)
-        here = x + first * x_step
-        for o in range(0, inner, BLOCK_OUTPUTS):
-            some, to, up = min(BLOCK_OUTPUTS, inner - o), out + first * out_step + o * PANEL_BYTES, inner + o
-            gate_scale, up_scale = (scales + o * size, scales + up * size) if scales else (0, 0)
-            call_11(code, (w + o * row, inputs, some, gate_scale, here, x_step, to, out_step, end - first, 1, scratch))
-            call_11(code, (w + up * row, inputs, some, up_scale, here, x_step, ups, up_step, end - first, 1, scratch))
+            for half in range(2 if mode == GATED else 1):
+                at = o + half * outputs
+                weights, scale = w + at * inputs * size_of(kind), scales + at * size if scales else 0
+                result, result_step = (ups, up_step) if half else (to, out_step)
+                block_product(
+                    *(dtype, kind, weights, inputs, some, scale, here, x_step),
+                    *(result, result_step, panels, fresh, scratch),
+                )
             values = some * PANEL_BYTES // size
-            for p in range(end - first):
-                gate = carray(pointer(to + p * out_step), values, dtype)
-                gated(gate, carray(pointer(ups + p * up_step), values, dtype), gate)
-
-
-@njit(**STRICT)
-def _passes(inputs: int, count: int) -> Any:
-    return -(-count // max(1, PASS_BYTES // (inputs * PANEL_BYTES)))
+            for p in range(panels):
+                if mode == GATED:
+                    gate = carray(pointer(to + p * out_step), values, dtype)
+                    gated(gate, carray(pointer(ups + p * up_step), values, dtype), gate)
+                if biases:
+                    add_biases(dtype, to + p * out_step, biases + o * size, some)
 
 
 @njit(**FAST)
-def _add_biases(dtype: Any, out: int, biases: int, count: int) -> None:
+def add_biases(dtype: Any, out: int, biases: int, count: int) -> None:
+    """To a panel's rows, one bias each."""
     lanes = PANEL_BYTES // size_of(dtype)
     values, bias = carray(pointer(out), (count, lanes), dtype), carray(pointer(biases), count, dtype)
     for i in range(count):

@@ -18,9 +18,11 @@ LINE_BYTES = 64
 
 _I64, _I32, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
-_LOG2E, _LN2_HIGH, _LN2_LOW, _ROUNDER, _LOWEST = 1.44269504, 0.693359375, -2.12194440e-4, float(3 << 22), -86.0
-_POWERS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-"""As in rows."""
+LOG2E = 1.4426950408889634
+_ROUNDER, _LOWEST = float(3 << 22), -80.0
+_POWERS = (1.535336188e-4, 1.339887440e-3, 9.618437357e-3, 5.550332471e-2, 2.402264791e-1, 6.931472028e-1, 1.0)
+"""Cephes' polynomial for powers of two. What is below the lowest is as good as it beside 1, but its parts would be
+denormal numbers, which cost a hundred times as much."""
 
 
 class Code:
@@ -69,19 +71,17 @@ class Code:
         """Of each pair."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
-    def exp(self, x: Any) -> Any:
-        """Of numbers up to 0; in float32 as rows.exp, its power of two put straight into the exponent."""
-        if self.size == 8:
-            return self._call(f"llvm.exp.{self._suffix}", self.vector, [x])
+    def exp2(self, x: Any) -> Any:
+        """Powers of two, of numbers up to about 0; in float32 to about one unit in the last place."""
         builder, bits = self.builder, ir.VectorType(_I32, self.lanes)
+        if self.size == 8:
+            return self._call(f"llvm.exp.{self._suffix}", self.vector, [builder.fmul(x, self.constant(1 / LOG2E))])
         x = self.greater(x, self.constant(_LOWEST))
-        shifted = self.fma(x, self.constant(_LOG2E), self.constant(_ROUNDER))
-        n = builder.fsub(shifted, self.constant(_ROUNDER))
-        r = self.fma(n, self.constant(-_LN2_LOW), self.fma(n, self.constant(-_LN2_HIGH), x))
+        shifted = builder.fadd(x, self.constant(_ROUNDER))
+        rest = builder.fsub(x, builder.fsub(shifted, self.constant(_ROUNDER)))
         p = self.constant(_POWERS[0])
         for one in _POWERS[1:]:
-            p = self.fma(p, r, self.constant(one))
-        p = builder.fadd(self.fma(p, builder.fmul(r, r), r), self.constant(1.0))
+            p = self.fma(p, rest, self.constant(one))
         power = builder.shl(builder.bitcast(shifted, bits), ir.Constant(bits, [23] * self.lanes))
         return builder.bitcast(builder.add(builder.bitcast(p, bits), power), self.vector)
 
@@ -89,10 +89,10 @@ class Code:
         """Of a vector."""
         return self._call(f"llvm.sqrt.{self._suffix}", self.vector, [x])
 
-    def fetch(self, address: Any) -> None:
-        """Brings a cache line nearer."""
+    def fetch(self, address: Any, *, near: bool = True) -> None:
+        """Brings a cache line into the first cache, or into the second."""
         line = self.builder.inttoptr(address, ir.PointerType(_BYTE))
-        self._call("llvm.prefetch.p0", ir.VoidType(), [line, _I32(0), _I32(3), _I32(1)])
+        self._call("llvm.prefetch.p0", ir.VoidType(), [line, _I32(0), _I32(3 if near else 2), _I32(1)])
 
     def _call(self, name: str, result: Any, args: list[Any], **flags: Any) -> Any:
         kind = ir.FunctionType(result, [one.type for one in args])

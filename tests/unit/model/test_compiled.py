@@ -1,6 +1,8 @@
 """Compiled kernels give what torch's plain operations give, whatever the shapes, the batch and the threads."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from kvrelay.model import tiny
 from kvrelay.model.batch import StepBatch
 from kvrelay.model.config import ModelConfig
+from kvrelay.model.native import tiles
 from kvrelay.model.transformer import Transformer
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
@@ -45,12 +48,13 @@ class Random:
         return torch.randn(shape, generator=self._chance, dtype=torch.float64) * (1.0 if len(shape) == 1 else 0.3)
 
 
-def config(kv_heads: int, group: int, head_dim: int, *, qk_norm: bool = False) -> ModelConfig:
+def config(kv_heads: int, group: int, head_dim: int, *, qk_norm: bool = False, tiled: bool = False) -> ModelConfig:
+    """tiled: of sizes that AMX tiles take, where there are any, if head_dim is one too."""
     return ModelConfig(
         family="qwen3" if qk_norm else "llama",
         vocab_size=20,
-        hidden=24,
-        intermediate=20,
+        hidden=64 if tiled else 24,
+        intermediate=96 if tiled else 20,
         layers=2,
         heads=kv_heads * group,
         kv_heads=kv_heads,
@@ -118,6 +122,7 @@ def works(draw: st.DrawFn) -> list[tuple[int, int]]:
     group=st.sampled_from([1, 2, 3, 7]),
     head_dim=st.sampled_from([2, 6, 8, 20, 64]),
     qk_norm=st.booleans(),
+    tiled=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.int8]),
     block_tokens=st.sampled_from([1, 3, 16, 256]),
     work=works(),
@@ -127,11 +132,12 @@ def test_kernels_equal_plain_torch(
     group: int,
     head_dim: int,
     qk_norm: bool,
+    tiled: bool,
     dtype: torch.dtype,
     block_tokens: int,
     work: list[tuple[int, int]],
 ) -> None:
-    shape = config(kv_heads, group, head_dim, qk_norm=qk_norm)
+    shape = config(kv_heads, group, head_dim, qk_norm=qk_norm, tiled=tiled)
     int8, dtype = dtype == torch.int8, torch.float32 if dtype == torch.int8 else dtype
     model = Transformer(shape, Random(shape), torch.device("cpu"), dtype, int8=int8)
     blocks = sum(-(-context // block_tokens) for context, _ in work)
@@ -176,9 +182,12 @@ def test_a_small_step_is_the_same_to_the_last_bit_on_one_thread_and_on_two(model
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("new", [1, 37])
-def test_slots_beyond_the_context_are_never_read(model: Transformer, new: int) -> None:
-    pool = torch.zeros(4, 2, 2, 3, 16, 64, dtype=torch.float64)
+def test_slots_beyond_the_context_are_never_read(dtype: torch.dtype, new: int) -> None:
+    shape = config(3, 3, 64, tiled=True)
+    model = Transformer(shape, Random(shape), torch.device("cpu"), dtype)
+    pool = torch.zeros(4, 2, 2, 3, 16, 64, dtype=dtype)
     dirty = pool.clone()
     dirty[2, :, :, :, 5:] = torch.nan
     dirty[3] = torch.nan
@@ -186,12 +195,12 @@ def test_slots_beyond_the_context_are_never_read(model: Transformer, new: int) -
     assert torch.equal(model.forward(batch, dirty), model.forward(batch, pool))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "tiled"), [(torch.float32, False), (torch.float32, True), (torch.float64, False)])
 @pytest.mark.parametrize("cuts", [(150,), (33, 117), (64, 86), (100, 50)])
 def test_a_row_of_a_long_chunk_is_the_same_to_the_last_bit_however_the_prompt_is_cut(
-    dtype: torch.dtype, cuts: tuple[int, ...]
+    dtype: torch.dtype, tiled: bool, cuts: tuple[int, ...]
 ) -> None:
-    shape = config(3, 3, 64)
+    shape = config(3, 3, 64, tiled=tiled)
     model = Transformer(shape, Random(shape), torch.device("cpu"), dtype)
     pool = torch.randn(40, 2, 2, 3, 16, 64, dtype=dtype, generator=torch.Generator().manual_seed(1))
     order, whole = list(range(40)), pool.clone()
@@ -218,3 +227,45 @@ def test_the_tiny_model_takes_the_kernels() -> None:
     shape, weights, _ = tiny.open_tiny()
     assert Transformer(shape, weights, torch.device("cpu"), torch.float64)._few is not None
     assert Transformer(shape, weights, torch.device("cpu"), torch.bfloat16)._few is None
+
+
+@pytest.mark.parametrize("wanted", [[], [0], [5, 149], [149]])
+def test_rows_that_nobody_wants_leave_the_same_kv_and_the_same_logits_of_the_others(wanted: list[int]) -> None:
+    shape = config(3, 3, 64)
+    model = Transformer(shape, Random(shape), torch.device("cpu"), torch.float64)
+    whole = torch.zeros(20, 2, 2, 3, 16, 64, dtype=torch.float64)
+    pool, batch = whole.clone(), batch_of([(40, 3), (150, 147)], 16, list(range(20)))
+    every = model.forward(batch, whole)
+    some = model.forward(replace(batch, logit_rows=torch.tensor(wanted, dtype=torch.int64)), pool)
+    torch.testing.assert_close(some, every[wanted], rtol=0, atol=1e-12)  # torch's head sums in an order of its own
+    assert torch.equal(pool, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "fit"),
+    [
+        (config(3, 3, 64, tiled=True), torch.float32, True),
+        (config(3, 3, 64, tiled=True), torch.float64, False),
+        (config(3, 3, 64), torch.float32, False),
+        (config(3, 3, 20, tiled=True), torch.float32, False),
+    ],
+)
+def test_float32_of_sizes_that_tiles_take_goes_through_them_where_there_are_any(
+    shape: ModelConfig, dtype: torch.dtype, fit: bool
+) -> None:
+    model = Transformer(shape, Random(shape), torch.device("cpu"), dtype)
+    assert model._many is not None and model._many.tiled == (fit and tiles())
+
+
+def test_two_long_steps_at_once_give_what_each_gives_alone() -> None:
+    shape = config(3, 3, 64, tiled=True)
+    model = Transformer(shape, Random(shape), torch.device("cpu"), torch.float32)
+    batches = [batch_of([(new, new)], 16, list(range(20))) for new in (300, 150)]
+
+    def forward(batch: StepBatch) -> Tensor:
+        return model.forward(batch, torch.zeros(20, 2, 2, 3, 16, 64))
+
+    alone = [forward(batch) for batch in batches]
+    with ThreadPoolExecutor(2) as threads:
+        for found, wanted in zip(threads.map(forward, batches * 4), alone * 4, strict=True):
+            assert torch.equal(found, wanted)

@@ -47,3 +47,20 @@ def test_kernels_that_cannot_be_kept_in_the_cache_folder_are_kept_in_the_tempora
     assert parents[0] == tmp_path / "kernels"
     assert parents[1] != parents[0]
     assert "no space left" in caplog.text
+
+
+def test_tiles_that_the_system_does_not_grant_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"amx-tile": True, "amx-bf16": True})
+    monkeypatch.setattr(native, "_TILE_DATA", 63)
+    assert not native.tiles.__wrapped__()
+    assert "not granted" in caplog.text
+
+
+@pytest.mark.parametrize("features", [{}, {"amx-tile": True}, {"amx-bf16": True, "amx-tile": False}])
+def test_a_cpu_without_tiles_for_bfloat16_is_not_asked_for_them(
+    features: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: features)
+    assert not native.tiles.__wrapped__()
