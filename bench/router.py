@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 
@@ -38,19 +39,22 @@ ABOUT = (
     "router's process, so of one full core. Intervals are the lowest and the highest of the runs. The forwarder is "
     'bare grpc.aio; the one "in place" has gRPC\'s event engine switched off, as the router has (kvrelay/grpc_core.py).'
 )
-QUICK = Plan(requests=40, runs=2, stream_tokens=200, paced_tokens=100, backlog_tokens=5000, fleet=9, fleet_seconds=1.0)
+QUICK = Plan(requests=120, runs=3, stream_tokens=200, paced_tokens=100, backlog_tokens=5000, fleet=9, fleet_seconds=1.0)
 
 
-async def cpu_ms(router: Router | HttpRouter, plan: Plan) -> float:
-    """CPU-milliseconds of one request."""
-    before = router.cpu_s()
-    if isinstance(router, Router):
-        stub = router.stub
-        await many(plan.requests, plan.at_once, lambda: answered(stub, request(plan, plan.output_tokens)))
-    else:
-        http = router
-        await many(plan.requests, plan.at_once, lambda: http.ask(plan))
-    return (router.cpu_s() - before) / plan.requests * 1e3
+async def cpu_ms(systems: Mapping[str, Router | HttpRouter], plan: Plan) -> dict[str, float]:
+    """CPU-milliseconds of one request at each. They take turns: a busy moment of the machine is nobody's own."""
+    took, requests = dict.fromkeys(systems, 0.0), plan.requests // plan.turns
+    for _ in range(plan.turns):
+        for name, router in systems.items():
+            before = router.cpu_s()
+            if isinstance(router, Router):
+                stub = router.stub
+                await many(requests, plan.at_once, lambda s=stub: answered(s, request(plan, plan.output_tokens)))
+            else:
+                await many(requests, plan.at_once, lambda h=router: h.ask(plan))
+            took[name] += router.cpu_s() - before
+    return {name: seconds / (requests * plan.turns) * 1e3 for name, seconds in took.items()}
 
 
 async def added_ttft(router: Router, prefill: str, plan: Plan) -> list[float]:
@@ -90,12 +94,11 @@ async def measure(report: Report, plan: Plan) -> None:
         systems: dict[str, Router | HttpRouter] = {"forwarder": bare, "router": ours, "forwarder_in_place": in_place}
         if peer is not None:
             systems["sglang"] = peer[0]
-        for system in systems.values():
-            await cpu_ms(system, plan)
+        await cpu_ms(systems, plan)
         runs: dict[str, list[float]] = {}
         for _ in range(plan.runs):
-            for name, system in systems.items():
-                runs.setdefault(f"{name}_cpu_ms", []).append(await cpu_ms(system, plan))
+            for name, each in (await cpu_ms(systems, plan)).items():
+                runs.setdefault(f"{name}_cpu_ms", []).append(each)
             for name, system in (("", ours), ("forwarder_", bare)):
                 added = await added_ttft(system, stages[0], plan)
                 runs.setdefault(f"{name}added_ttft_ms", []).append(float(np.median(added)))

@@ -32,6 +32,8 @@ class Plan:
     output_tokens: int = 8
     requests: int = 150
     """Of one run and system."""
+    turns: int = 5
+    """In which the systems share a run's requests."""
     at_once: int = 8
     runs: int = 5
     streams: int = 16
