@@ -23,6 +23,8 @@ class Entry:
     feed: BlockFeed
     idle: deque["Slot"] = field(default_factory=deque)
     """Its lanes that wait for a frame."""
+    sent_on: dict[int, float] = field(default_factory=dict)
+    """By connection: when its last frame left there."""
 
     @property
     def ready(self) -> bool:
@@ -80,7 +82,7 @@ class Link:
             entry = ready[0] if len(ready) == 1 else self._choose(ready)
             if not self.window.admits(entry.outbox.next_length, now):
                 return
-            entry.idle.popleft().grant(now)
+            self._lane(entry, now).grant(now)
             self._granted += 1
         self.window.starved()
 
@@ -89,11 +91,23 @@ class Link:
             return ready[0]
         return min(ready, key=lambda entry: entry.outbox.remaining_bytes)
 
+    def _lane(self, entry: Entry, now: float) -> "Slot":
+        """Behind frames of smaller pushes, if it may be: connections share a link evenly, so that those of a push that
+        is on one of four would cross at a quarter of its rate while the other three have something queued.
+        """
+        left, since = entry.outbox.remaining_bytes, now - self.window.queue_s
+        smaller = [other for other in self._entries if other.outbox.remaining_bytes < left]
+        queued = {connection for other in smaller for connection, at in other.sent_on.items() if at >= since}
+        slot = next((slot for slot in entry.idle if slot.connection in queued), entry.idle[0])
+        entry.idle.remove(slot)
+        return slot
+
 
 class Slot:
     """One open lane of one push."""
 
-    def __init__(self, link: Link, entry: Entry, lane: int) -> None:
+    def __init__(self, link: Link, entry: Entry, lane: int, connection: int) -> None:
+        self.connection = connection
         self._link = link
         self._entry = entry
         self._lane = lane
@@ -116,6 +130,7 @@ class Slot:
         """It is this lane's turn. For the link, which has taken it off the idle ones."""
         window, outbox, published = self._link.window, self._entry.outbox, self._entry.feed.published
         spans: list[Span] = []
+        self._entry.sent_on[self.connection] = now
         left = window.turn_bytes
         while not spans or (
             len(spans) < MAX_TURN_FRAMES

@@ -154,7 +154,7 @@ class OutgoingTransfer:
 
     async def _lane(self, number: int, patience: Patience) -> None:
         connection = self._link.claim_connection()
-        slot = Slot(self._link, self._entry, number)
+        slot = Slot(self._link, self._entry, number, connection)
 
         def on_ack(payload_bytes: int) -> None:
             if slot.acked(payload_bytes):

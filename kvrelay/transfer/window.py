@@ -1,6 +1,7 @@
 """How many bytes may be under way to one peer, from what its acknowledgements say. Pure: the caller tells the time."""
 
 import math
+from collections import deque
 from typing import NamedTuple
 
 MIN_WINDOW_BYTES = 512 * 1024
@@ -10,13 +11,15 @@ LEAST_QUEUE_S = 0.05
 LONGEST_QUEUE_S = 2.0
 """On a very thin link the most: keep-alive pings wait behind what is under way, 5 s at most."""
 PROBE_AFTER_S = 10.0
-"""A round trip older than this is measured again, with nothing else under way."""
-GAIN = 1.35
+"""A round trip older than this is measured again, with nothing before it; half as old, where that happens by itself."""
+GAIN = 1.25
 """Round trips that may be under way: what is more than one stands in a queue, and what is urgent behind it."""
 GROWING_GAIN = 2.0
 """The same while the rate was higher by a quarter than before, within ..."""
 _GROWTH_ROUND_TRIPS = 3
 """... so many round trips; as in BBR, whose start-up ends so."""
+_ROUND_TRIPS = 8
+"""The rate is the most of so many."""
 LATE_S = 0.004
 """So late may an event loop be without the link running dry."""
 FRAME_S = 0.002
@@ -28,7 +31,7 @@ KV, and what Python does after it costs several times what it otherwise would.""
 MAX_TURN_FRAMES = 256
 """Small frames cost Python rather than bytes, and others want their turn."""
 _FORGET_S = 1.0
-"""Busy seconds after which a slower rate has mostly replaced a faster one."""
+"""Busy seconds after which a slower goodput has mostly replaced a faster one."""
 
 
 class Flight(NamedTuple):
@@ -49,13 +52,14 @@ class Flight(NamedTuple):
 
 
 class Window:
-    """rate x (1.35 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
+    """rate x (1.25 x least round trip + 4 ms) + 2 frames, within bounds; shared by all pushes to a peer.
 
-    While the rate still grows, 2 round trips instead of 1.35, so that a link is found full in a few of them.
+    While the rate still grows, 2 round trips instead of 1.25, so that a link is found full in a few of them.
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
-    over that time, or over the time in which they left if that was longer (acknowledgements come in bursts); samples
-    from a link that had too little to send count only if they are higher.
+    over that time, or over the time in which they left if that was longer; samples from a link that had too little to
+    send count only if they are higher. The rate is the most of the last round trips, each the mean of its samples: as
+    acknowledgements come in bursts, the highest sample is of more than the link can do.
     """
 
     def __init__(self, frame_bytes: int) -> None:
@@ -63,19 +67,26 @@ class Window:
         self.in_flight = 0
         """Bytes sent and neither acknowledged nor lost."""
         self.rate = 0.0
-        """Bytes a second that the link can bear, rather too much than too little; 0 = not measured."""
+        """Bytes a second that the link can bear; 0 = not measured."""
         self.round_trip_s: float | None = None
         self.size = MIN_WINDOW_BYTES
         """Bytes that may be under way."""
         self._measured_at = 0.0
+        self._alone_at = 0.0
+        """When a frame last left with nothing before it: it will tell the round trip, whatever leaves after it."""
         self._delivered = 0
         self._delivered_at = 0.0
         self._acked_sent_at = 0.0
         """When the frame that was last acknowledged had left."""
-        self._peak = 0.0
-        """The rate when it last was higher by a quarter than before."""
-        self._peak_at = 0.0
+        self._rates: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        """Of the last round trips."""
         self._growing = True
+        self._round_until = 0
+        """This round trip ends with the first frame that leaves when so much has been delivered."""
+        self._round_sum = 0.0
+        """Of its samples, by weight ..."""
+        self._round_bytes = 0
+        """... and these."""
         self._mean = 0.0
         self._mean_s = 0.0
         """Busy seconds that `_mean` is of, older ones counting less."""
@@ -97,11 +108,16 @@ class Window:
         """What a push may send before it is asked again whose turn it is; a frame at least."""
         return max(self.next_frame_bytes, min(int(self.rate * FRAME_S), MAX_TURN_BYTES))
 
+    @property
+    def queue_s(self) -> float:
+        """So long stands before the link what leaves now, if the window is full."""
+        return max(0.0, self.size / self.rate - (self.round_trip_s or 0.0)) if self.rate else 0.0
+
     def admits(self, size: int, now: float) -> bool:
         """A frame of `size` bytes may leave now."""
         if self.in_flight == 0:
             return True
-        if self.round_trip_s is not None and now - self._measured_at > PROBE_AFTER_S:
+        if now - max(self._measured_at, self._alone_at) > PROBE_AFTER_S and self.round_trip_s is not None:
             return False
         return self.in_flight + size <= self.size
 
@@ -114,7 +130,7 @@ class Window:
         """A frame leaves."""
         alone = self.in_flight == 0
         if alone:
-            self._delivered_at = self._acked_sent_at = now
+            self._delivered_at = self._acked_sent_at = self._alone_at = now
         starved = self._delivered <= self._starved_until
         flight = Flight(size, now, self._delivered, self._delivered_at, self._acked_sent_at, alone, starved)
         self.in_flight += size
@@ -130,8 +146,9 @@ class Window:
         self._acked_sent_at = max(self._acked_sent_at, flight.sent_at)
         elapsed = max(now - flight.delivered_at, flight.sent_at - flight.before_sent_at)
         if elapsed > 0:
-            self._measure_rate((self._delivered - flight.delivered) / elapsed, flight.starved, since)
-            self._look_for_growth(now)
+            sample = (self._delivered - flight.delivered) / elapsed
+            self._measure_goodput(sample, flight.starved, since)
+            self._measure_rate(sample, flight, size)
         self.size = self._fitting_size()
 
     def lost(self, flight: Flight) -> None:
@@ -148,23 +165,24 @@ class Window:
         return int(min(max(wanted, least), most))
 
     def _measure_round_trip(self, seconds: float, alone: bool, now: float) -> None:
-        stale = now - self._measured_at > PROBE_AFTER_S
+        stale = now - self._measured_at > PROBE_AFTER_S / 2
         if self.round_trip_s is None or seconds <= self.round_trip_s or (alone and stale):
             self.round_trip_s = seconds
             self._measured_at = now
 
-    def _look_for_growth(self, now: float) -> None:
-        if self.rate > 1.25 * self._peak:
-            self._peak, self._peak_at, self._growing = self.rate, now, True
-        elif now - self._peak_at > _GROWTH_ROUND_TRIPS * max(self.round_trip_s or 0.0, LATE_S):
-            self._growing = False
-            self._peak = min(self._peak, self.rate)  # a link that has become slower may become faster again
+    def _measure_rate(self, sample: float, flight: Flight, size: int) -> None:
+        if flight.starved and sample <= self.rate:
+            return
+        self._round_sum += sample * size
+        self._round_bytes += size
+        if flight.delivered >= self._round_until:
+            self._rates.append(self._round_sum / self._round_bytes)
+            self._round_until, self._round_sum, self._round_bytes = self._delivered, 0.0, 0
+            self.rate = max(self._rates)
+            before = list(self._rates)[:-_GROWTH_ROUND_TRIPS]
+            self._growing = not before or self.rate > 1.25 * max(before)
 
-    def _measure_rate(self, sample: float, starved: bool, since: float) -> None:
-        if sample >= self.rate:
-            self.rate += (sample - self.rate) * 0.5
-        elif not starved:
-            self.rate += (sample - self.rate) * min(1.0, since / _FORGET_S)
+    def _measure_goodput(self, sample: float, starved: bool, since: float) -> None:
         if since > 0 and (sample >= self._mean or not starved):
             kept = self._mean_s * math.exp(-since / _FORGET_S)
             self._mean_s = kept + since

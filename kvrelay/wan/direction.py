@@ -21,8 +21,6 @@ _HORIZON_S = 0.001
 """Sending is decided so far ahead: event-loop timers are no finer."""
 _CREDIT_S = 0.1
 """Bytes that waited in the kernel for room count as having come when there was room, but no earlier than this."""
-_QUIET_S = 0.002
-"""Bytes that were waiting in the kernel would have been read after this: none were."""
 _PIECE_BYTES = (2 * 1024, 64 * 1024)
 
 
@@ -51,10 +49,10 @@ Item = memoryview | Mark
 
 class Flow:
     """One connection's bytes in one direction. `deliver` gets them at the far end; `roomy` is called when a full queue
-    has room again.
+    has room again, and says how many bytes wait for it in the kernel.
     """
 
-    def __init__(self, direction: "Direction", deliver: Callable[[Item], None], roomy: Callable[[], None]) -> None:
+    def __init__(self, direction: "Direction", deliver: Callable[[Item], None], roomy: Callable[[], int]) -> None:
         self.queue: deque[tuple[float, Item]] = deque()
         """(when it came, bytes or mark)."""
         self.queued = 0
@@ -68,12 +66,10 @@ class Flow:
         """The far end takes nothing more."""
         self.deliver = deliver
         self.roomy = roomy
-        self.roomy_at: float | None = None
-        """Since when a full queue has had room, in the link's time, while bytes still wait in the kernel; else None."""
-        self.puts = 0
-        """So often have bytes come."""
-        self.doubted = False
-        """It is being looked whether bytes do wait in the kernel."""
+        self.roomy_at = 0.0
+        """When a full queue last had room again, in the link's time ..."""
+        self.waiting = 0
+        """... and so many of the next bytes had been waiting for that."""
         self._direction = direction
 
     @property
@@ -81,9 +77,9 @@ class Flow:
         """Bytes that `put` may bring now."""
         return max(0, QUEUE_BYTES - self.queued)
 
-    def put(self, item: bytes | Mark, more: bool = False) -> None:
-        """Bytes, or a mark, at the near end; `more` seem to wait in the kernel."""
-        self._direction.put(self, item, more)
+    def put(self, item: bytes | Mark) -> None:
+        """Bytes, or a mark, at the near end."""
+        self._direction.put(self, item)
 
     def block(self, blocked: bool) -> None:
         """Whether the far end takes more."""
@@ -119,7 +115,7 @@ class Direction:
         """Waiting before the link."""
         return sum(flow.queued for flow in self._active)
 
-    def flow(self, deliver: Callable[[Item], None], roomy: Callable[[], None]) -> Flow:
+    def flow(self, deliver: Callable[[Item], None], roomy: Callable[[], int]) -> Flow:
         """A new flow."""
         return Flow(self, deliver, roomy)
 
@@ -145,20 +141,16 @@ class Direction:
                 flow.last_due += pause
             self._run()
 
-    def put(self, flow: Flow, item: bytes | Mark, more: bool) -> None:
+    def put(self, flow: Flow, item: bytes | Mark) -> None:
         """For flows."""
         now = time.monotonic()
-        came = now if flow.roomy_at is None else max(flow.roomy_at, now - _CREDIT_S)
-        flow.puts += 1
-        if not more:
-            flow.roomy_at = None
-        elif flow.roomy_at is not None:
-            self._doubt(flow)
+        came = max(flow.roomy_at, now - _CREDIT_S) if flow.waiting > 0 else now
         if isinstance(item, Mark):
             flow.queue.append((came, item))
         else:
             flow.queue.append((came, memoryview(item)))
             flow.queued += len(item)
+            flow.waiting -= len(item)
         self.wake(flow)
 
     def wake(self, flow: Flow) -> None:
@@ -242,26 +234,8 @@ class Direction:
         done = max(self._free_at, flow.free_at)
         if was_full and flow.room >= _PIECE_BYTES[1]:
             flow.roomy_at = done
-            flow.roomy()
-            self._doubt(flow)
+            flow.waiting = flow.roomy()
         return done
-
-    def _doubt(self, flow: Flow) -> None:
-        """Soon looks whether anything was read: else what comes later has not been waiting for room."""
-        if not flow.doubted:
-            flow.doubted = True
-            loop = asyncio.get_running_loop()
-            # Twice call_soon: a late loop runs its timers before it reads its sockets.
-            loop.call_later(_QUIET_S, loop.call_soon, loop.call_soon, self._look, flow, flow.puts)
-
-    def _look(self, flow: Flow, puts: int) -> None:
-        flow.doubted = False
-        if flow.room < _PIECE_BYTES[1] or flow.roomy_at is None:
-            return  # not being read from, or nothing to doubt
-        if flow.puts == puts:
-            flow.roomy_at = None
-        else:
-            self._doubt(flow)
 
     def _piece_bytes(self) -> int:
         """What a flow may send in its turn: about half a millisecond's worth."""

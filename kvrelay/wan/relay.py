@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import socket
 import struct
+import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import cast
 
-from kvrelay.wan.direction import Direction, Flow, Item, Mark
+from kvrelay.wan.direction import QUEUE_BYTES, Direction, Flow, Item, Mark
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,6 @@ class End(asyncio.BufferedProtocol):
         self._early: list[bytes | Mark] = []
         """What came before `join`."""
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._offered = READ_BYTES
         self._eof_read = False
         self._eof_written = False
 
@@ -50,20 +52,22 @@ class End(asyncio.BufferedProtocol):
         self._early.clear()
         self.roomy()
 
-    def roomy(self) -> None:
-        """The flow has room again."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+    def roomy(self) -> int:
+        """The flow has room again; returns how many bytes have been waiting for that."""
+        if self.transport is None or self.transport.is_closing():
+            return 0
+        waiting = waiting_bytes(self.transport)
+        self.transport.resume_reading()
+        return waiting
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of BufferedProtocol."""
         room = self.out.room if self.out is not None else READ_BYTES
-        self._offered = max(1, min(room, READ_BYTES))
-        return self._buffer[: self._offered]
+        return self._buffer[: max(1, min(room, READ_BYTES))]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Part of BufferedProtocol."""
-        self._put(bytes(self._buffer[:nbytes]), nbytes == self._offered)
+        self._put(bytes(self._buffer[:nbytes]))
         # Not earlier: uvloop starts to read after connection_made, paused or not.
         if self.transport is not None and (self.out is None or self.out.room < READ_BYTES):
             self.transport.pause_reading()
@@ -107,11 +111,11 @@ class End(asyncio.BufferedProtocol):
             if self._eof_read:
                 self.transport.close()
 
-    def _put(self, item: bytes | Mark, more: bool = False) -> None:
+    def _put(self, item: bytes | Mark) -> None:
         if self.out is None:
             self._early.append(item)
         else:
-            self.out.put(item, more)
+            self.out.put(item)
 
     def reset(self) -> None:
         """Closes with RST, whatever is under way."""
@@ -120,6 +124,17 @@ class End(asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             linger_not(self.transport)
         self.transport.abort()
+
+
+def waiting_bytes(transport: asyncio.BaseTransport) -> int:
+    """That have come and are not read; and, if they fill the kernel's buffer, a queue of those that wait behind them.
+
+    Linux offers a window of half a buffer's size.
+    """
+    sock = transport.get_extra_info("socket")
+    unread = int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+    full = 2 * unread >= sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    return max(unread, QUEUE_BYTES) if full else unread
 
 
 def linger_not(transport: asyncio.BaseTransport) -> None:

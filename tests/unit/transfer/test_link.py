@@ -1,6 +1,7 @@
 """Whose turn it is on a link: pure scheduling, on a carrier that carries nothing."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -27,32 +28,44 @@ class NoCarrier:
 class Push:
     """A push that asks for frames and acknowledges them when told to."""
 
-    def __init__(self, link: Link, blocks: int, published: int | None = None) -> None:
+    def __init__(
+        self, link: Link, blocks: int, published: int | None = None, connections: Sequence[int] = (0,)
+    ) -> None:
         self.feed = BlockFeed(range(blocks))
         self.feed.publish(blocks if published is None else published)
         self.outbox = Outbox(FRAME, FRAME)
         self.entry = Entry(self.outbox, self.feed)
         link.join(self.entry)
-        self.outbox.asked(0, [BlockRange(0, blocks)])
-        self.slot = Slot(link, self.entry, 0)
+        self.slots = []
+        for lane, connection in enumerate(connections):
+            self.outbox.asked(lane, [BlockRange(0, blocks)])
+            self.slots.append(Slot(link, self.entry, lane, connection))
+        self.slot = self.slots[0]
+        self.on = [0] * len(connections)
+        """Bytes granted on each lane."""
         self.granted: list[Span] = []
         self.turns: list[int] = []
         self.feed.subscribe(link.pump)
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self.tasks = [loop.create_task(self._run(lane)) for lane in range(len(connections))]
 
-    async def _run(self) -> None:
+    async def _run(self, lane: int) -> None:
         while True:
-            spans = await self.slot.next()
+            spans = await self.slots[lane].next()
+            self.on[lane] += sum(span.length for span in spans)
             self.turns.append(len(spans))
             self.granted += spans
 
     def ack(self) -> None:
-        self.slot.acked(sum(span.length for span in self.granted))
+        for slot, granted in zip(self.slots, tuple(self.on), strict=True):
+            slot.acked(granted)
 
     async def stop(self, link: Link) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        self.slot.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for slot in self.slots:
+            slot.close()
         link.leave(self.entry)
 
 
@@ -141,7 +154,7 @@ async def test_a_lane_cancelled_in_its_turn_gives_the_frame_back() -> None:
     push = Push(link, 1, published=0)
     await settle()
     push.feed.publish(1)  # grants in this very step ...
-    push.task.cancel()  # ... and the lane never gets to see it
+    push.tasks[0].cancel()  # ... and the lane never gets to see it
     await settle()
     push.slot.close()
     assert link.window.in_flight == 0
@@ -155,3 +168,35 @@ def test_lanes_are_spread_over_the_connections() -> None:
     assert [link.claim_connection() for _ in range(6)] == [0, 1, 2, 3, 0, 1]
     link.yield_connection(2)
     assert link.claim_connection() == 2
+
+
+async def admit_one(link: Link) -> None:
+    """Lets one frame more leave, with a queue of 0.2 s before it."""
+    link.window.size = link.window.in_flight + FRAME
+    link.window.round_trip_s = link.window.size / 1e6 - 0.2
+    link.pump()
+    await settle()
+
+
+async def test_a_larger_push_goes_behind_a_smaller_one_on_its_connection_while_that_is_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("kvrelay.transfer.link.time.monotonic", lambda: now)
+    link = a_link()
+    large = Push(link, 500, connections=(0, 1, 2, 3))
+    await settle()
+    small = Push(link, 2, connections=(2,))
+    await settle()
+    await admit_one(link)
+    await admit_one(link)
+    assert len(small.granted) == 2
+    link.window.rate = 1e6
+    for after_s, lanes in ((0.19, {2}), (0.02, {0, 1, 2, 3})):
+        now += after_s
+        before = list(large.on)
+        for _ in range(4):
+            await admit_one(link)
+        assert {lane for lane in range(4) if large.on[lane] > before[lane]} == lanes
+    await large.stop(link)
+    await small.stop(link)

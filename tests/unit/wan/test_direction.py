@@ -17,14 +17,17 @@ class Far:
         self.items: list[bytes | Mark] = []
         self.at: list[float] = []
         self.roomy = 0
+        self.waiting = 0
+        """In the kernel."""
         self.flow: Flow = direction.flow(self._take, self._room)
 
     def _take(self, item: Item) -> None:
         self.items.append(item if isinstance(item, Mark) else bytes(item))
         self.at.append(time.monotonic())
 
-    def _room(self) -> None:
+    def _room(self) -> int:
         self.roomy += 1
+        return self.waiting
 
     @property
     def bytes(self) -> bytes:
@@ -66,6 +69,22 @@ async def test_a_flow_queues_what_fits_and_calls_when_there_is_room() -> None:
     assert QUEUE_BYTES - 64 * 1024 < far.flow.queued <= QUEUE_BYTES
     await come(far, 128 * 1024)
     assert far.roomy >= 1
+    direction.close()
+
+
+async def test_only_what_was_in_the_kernel_when_a_full_queue_had_room_counts_as_having_waited_for_it() -> None:
+    """Else a late loop would take what its sender sends right after it for old, and deliver it early."""
+    direction = Direction(Shape(rate=2e6))
+    far = Far(direction)
+    far.waiting = 1000
+    while far.flow.room >= 64 * 1024:
+        far.flow.put(bytes(64 * 1024))
+    await until(lambda: far.flow.room >= 100 * 1024)
+    before = time.monotonic()
+    for _ in range(3):
+        far.flow.put(bytes(600))
+    first, second, third = (came for came, _ in list(far.flow.queue)[-3:])
+    assert first == second == far.flow.roomy_at < before <= third
     direction.close()
 
 
