@@ -14,8 +14,6 @@ from services.router.input import Ask
 from services.router.legs import Legs
 from services.router.route import Limits, Question, Route, StageView
 
-_NONE = dict.fromkeys(Role, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class OpenedLeg:
@@ -50,7 +48,7 @@ class Feeder:
         self._limits = limits
         self._now = now
         self._max_feeds = max_feeds
-        self._feeds = _NONE.copy()
+        self._feeds = dict.fromkeys(Role, 0)
         self._sampling = sampling_to_proto(ask.sampling)
         # The first message's own, once there is one: a long prompt is read from Python's objects once, and then copied.
         self._prompt_ids: Sequence[int] = ask.prompt_ids

@@ -7,13 +7,12 @@ from kvrelay.types import Pipeline, Role
 from services.router import estimate
 from services.router.route import Limits, Question, Route, StageView
 
-_ROLES = tuple(Role)
 LEG_NAMES = {Role.PREFILL: "prefill", Role.RELAY: "relay decode", Role.MAIN: "main decode"}
 
 
 def usable(question: Question) -> dict[Role, list[StageView]]:
     """Stages that may be chosen, by role, in the question's order."""
-    found: dict[Role, list[StageView]] = {role: [] for role in _ROLES}
+    found: dict[Role, list[StageView]] = {role: [] for role in Role}
     for stage in question.stages:
         if not stage.why_not and (not question.excluded or stage.incarnation not in question.excluded):
             found[stage.description.role].append(stage)

@@ -59,8 +59,8 @@ class Record:
         if gap is None:
             self.ttft_s = now - self.arrived
             self.mark("first_token")
-        elif gap > self.max_gap_s:
-            self.max_gap_s = gap
+        else:
+            self.max_gap_s = max(self.max_gap_s, gap)
         if self._last_source is Source.RELAY and source is Source.MAIN:
             self.stall_s = gap
         if source is not self._last_source and source is not Source.PREFILL:

@@ -247,8 +247,7 @@ class Run:
         metrics, record, handoff = self._rooms.metrics, self._record, conductor.handoff.report
         metrics.answered(ended, record.elapsed_s)
         metrics.max_gap.observe(record.max_gap_s)
-        if handoff.relay_dropped:
-            metrics.relay_dropped.inc(handoff.relay_dropped)
+        metrics.relay_dropped.inc(handoff.relay_dropped)
         metrics.hits(
             prefill=record.cached.get(Role.PREFILL),
             relay=record.cached.get(Role.RELAY),

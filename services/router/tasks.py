@@ -26,8 +26,7 @@ class OwnedTasks:
 
     async def aclose(self) -> None:
         """Cancels what still runs and waits for it."""
-        if not (tasks := list(self._tasks)):
-            return
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
