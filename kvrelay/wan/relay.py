@@ -54,7 +54,7 @@ class End(asyncio.BufferedProtocol):
 
     def roomy(self) -> int:
         """The flow has room again; returns how many bytes have been waiting for that."""
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or is_gone(self.transport):
             return 0
         waiting = waiting_bytes(self.transport)
         self.transport.resume_reading()
@@ -121,9 +121,14 @@ class End(asyncio.BufferedProtocol):
         """Closes with RST, whatever is under way."""
         if self.transport is None:
             return
-        if not self.transport.is_closing():
+        if not is_gone(self.transport):
             linger_not(self.transport)
         self.transport.abort()
+
+
+def is_gone(transport: asyncio.BaseTransport) -> bool:
+    """Closing, or closed: uvloop may have closed a socket that broke, and not say that it is closing."""
+    return transport.is_closing() or transport.get_extra_info("socket") is None
 
 
 def waiting_bytes(transport: asyncio.BaseTransport) -> int:

@@ -1,10 +1,11 @@
 """What a relayed connection asks of the kernel."""
 
+import asyncio
 import socket
 from typing import Any
 
 from kvrelay.wan.direction import QUEUE_BYTES
-from kvrelay.wan.relay import waiting_bytes
+from kvrelay.wan.relay import End, waiting_bytes
 
 
 class Held:
@@ -43,3 +44,28 @@ def test_behind_a_full_buffer_of_the_kernel_a_queue_of_bytes_waits() -> None:
                 sender.send(bytes(64 * 1024))
         except TimeoutError:
             assert waiting_bytes(Held(receiver)) >= QUEUE_BYTES  # type: ignore[arg-type]
+
+
+class Broken(asyncio.Transport):
+    """As uvloop leaves one whose socket it has closed by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None:
+        raise RuntimeError("the handler is closed")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+async def test_an_end_whose_socket_uvloop_has_closed_waits_for_nothing_and_can_be_reset() -> None:
+    end = End(lambda end: None, lambda: None)
+    end.connection_made(transport := Broken())
+    assert end.roomy() == 0
+    end.reset()
+    assert transport.aborted
