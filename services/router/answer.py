@@ -26,9 +26,6 @@ class Text(Protocol):
     def finish(self) -> str: ...
 
 
-_NONE = dict.fromkeys(Source, 0)
-
-
 @dataclass(slots=True)
 class Piece:
     """Accepted tokens of one source that the client has not been sent yet."""
@@ -54,7 +51,7 @@ class Answer:
         """Accepted, by absolute index."""
         self.unread = 0
         """Tokens that the client has not been sent yet."""
-        self.by_source = _NONE.copy()
+        self.by_source = dict.fromkeys(Source, 0)
         self.last_source: Source | None = None
         self.reason: FinishReason | None = None
         self.stop_string = ""

@@ -79,10 +79,10 @@ class Run:
         if self._planned is None:
             self._planned = self._uncounted = route
             client.start(lambda: self._started(route), self._count_first_plan)
-            if route.reason in ("no-relay", "no-relay-room"):
-                self._fallback(route.reason)
         else:
             self._note(route)
+        if route.reason in ("no-relay", "no-relay-room"):
+            self._fallback(route.reason)
         self._conductor = self._conducting(route, client)
         return self._conductor
 
