@@ -19,7 +19,9 @@ GROWING_GAIN = 2.0
 _GROWTH_ROUND_TRIPS = 3
 """... so many round trips; as in BBR, whose start-up ends so."""
 _ROUND_TRIPS = 8
-"""The rate is the most of so many."""
+"""The rate is the most of so many ..."""
+_ROUND_TRIPS_S = 2.0
+"""... that ended within so many seconds, and of the last two: on a link that has become slower they are long."""
 LATE_S = 0.004
 """So late may an event loop be without the link running dry."""
 FRAME_S = 0.002
@@ -78,8 +80,8 @@ class Window:
         self._delivered_at = 0.0
         self._acked_sent_at = 0.0
         """When the frame that was last acknowledged had left."""
-        self._rates: deque[float] = deque(maxlen=_ROUND_TRIPS)
-        """Of the last round trips."""
+        self._rates: deque[tuple[float, float]] = deque(maxlen=_ROUND_TRIPS)
+        """Of the last round trips, and when each ended."""
         self._growing = True
         self._round_until = 0
         """This round trip ends with the first frame that leaves when so much has been delivered."""
@@ -148,7 +150,7 @@ class Window:
         if elapsed > 0:
             sample = (self._delivered - flight.delivered) / elapsed
             self._measure_goodput(sample, flight.starved, since)
-            self._measure_rate(sample, flight, size)
+            self._measure_rate(sample, flight, size, now)
         self.size = self._fitting_size()
 
     def lost(self, flight: Flight) -> None:
@@ -170,16 +172,18 @@ class Window:
             self.round_trip_s = seconds
             self._measured_at = now
 
-    def _measure_rate(self, sample: float, flight: Flight, size: int) -> None:
+    def _measure_rate(self, sample: float, flight: Flight, size: int, now: float) -> None:
         if flight.starved and sample <= self.rate:
             return
         self._round_sum += sample * size
         self._round_bytes += size
         if flight.delivered >= self._round_until:
-            self._rates.append(self._round_sum / self._round_bytes)
+            self._rates.append((self._round_sum / self._round_bytes, now))
             self._round_until, self._round_sum, self._round_bytes = self._delivered, 0.0, 0
-            self.rate = max(self._rates)
-            before = list(self._rates)[:-_GROWTH_ROUND_TRIPS]
+            rounds = list(self._rates)
+            recent = [rate for rate, ended in rounds[:-2] if now - ended <= _ROUND_TRIPS_S]
+            self.rate = max(recent + [rate for rate, _ in rounds[-2:]])
+            before = [rate for rate, _ in rounds[:-_GROWTH_ROUND_TRIPS]]
             self._growing = not before or self.rate > 1.25 * max(before)
 
     def _measure_goodput(self, sample: float, starved: bool, since: float) -> None:

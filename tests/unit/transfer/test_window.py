@@ -1,7 +1,7 @@
 """The window finds a link's rate and round trip, on a link made of arithmetic."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvrelay.transfer.window import MAX_WINDOW_BYTES, MIN_WINDOW_BYTES, PROBE_AFTER_S, Flight, Window
@@ -120,6 +120,16 @@ def test_a_slower_link_is_noticed_within_seconds() -> None:
     assert link.window.goodput == pytest.approx(5e6, rel=0.15)
 
 
+def test_a_link_that_has_become_much_slower_does_not_hold_seconds_of_what_it_once_bore() -> None:
+    """Its round trips are as long as the window, so eight of them would be half a minute."""
+    link = PlainLink(40e6, 0.06)
+    link.run(0.5)
+    link.rate = 2e6
+    link.run(10.0)
+    assert link.window.size / 2e6 < 1.0
+    assert link.run(3.0) > 0.9 * 2e6
+
+
 def test_lost_frames_leave_the_window() -> None:
     window = Window(FRAME)
     flights = [window.sent(1000, 1.0) for _ in range(3)]
@@ -183,6 +193,7 @@ def test_frames_are_larger_on_a_faster_link() -> None:
 
 
 @settings(max_examples=25, deadline=None)
+@example(before=[("busy", 37748736.0, 0.0625)], rate=2e6, round_trip_s=0.0625)
 @given(
     before=st.lists(
         st.tuples(st.sampled_from(["busy", "idle", "broken"]), st.floats(2e6, 50e6), st.floats(0.0005, 0.08)),
