@@ -7,7 +7,7 @@ A step is TILED inputs of 32 outputs or of a panel: six tiles of 16 rows of 64 b
 i + 16 of a step stand beside each other in a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -22,10 +22,14 @@ from kvrelay.model.kernels.vectors import LINE_BYTES, VECTOR_BYTES, Code, genera
 TILE_BYTES = 1024
 STEP_BYTES = 6 * TILE_BYTES
 _ROWS = 16
-_SUMS, _OUTPUTS, _TOKENS = (0, 1, 2, 3), (4, 5), (6, 7)
-"""Numbers of tiles: sums [output half][token half], parts of outputs' weights, parts of tokens' values."""
-_PAIRS = (0, 2), (0, 1), (0, 0), (1, 0), (1, 1), (2, 0)
-"""Parts that are multiplied, so ordered that one of them mostly stays where it is. 0: high."""
+_SUMS, _OUTPUTS, _TOKENS = (0, 1), 2, 3
+"""Numbers of tiles: sums of each output half, a part of the outputs' weights, a part of the tokens' values.
+
+Four of eight: where another thread shares the core, a core renames few of them, and with all eight in use a product
+takes two to four times as long. Where none does, four are as fast.
+"""
+_PAIRS = (2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2)
+"""Parts that are multiplied, so ordered that one of them stays where it is. 0: high."""
 
 _I64, _I32, _I16, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.IntType(8)
 
@@ -37,6 +41,10 @@ def _call(code: Code, name: str, *args: Any) -> None:
 
 def _at(code: Code, address: Any) -> Any:
     return code.builder.inttoptr(address, ir.PointerType(_I8))
+
+
+def _nth(code: Code, base: Any, step: Any, n: Any) -> Any:
+    return code.builder.add(base, code.builder.mul(step, n))
 
 
 def _write_configure(code: Code, kind: Any, args: list[Any]) -> None:
@@ -120,43 +128,49 @@ def transpose(typingctx, dtype, kind, tiles, count):  # type: ignore[no-untyped-
     return signature((dtype, kind), 2), generator(_write_transpose)
 
 
-def _split_row(
-    code: Code,
-    kind: Any,
-    rows: list[Any],
-    scales: list[Any],
-    row_bytes: Any,
-    s: Any,
-    r: Any,
-    out: Any,
-    ahead: Any = None,
-) -> None:
-    """Step s of row r of two times 16. rows, scales: where both begin. Fetches what is `ahead` bytes further."""
+def _split_row(code: Code, kind: Any, at: Any, scale_at: Any, out: Any, ahead: Any = None) -> None:
+    """A step of one row: TILED numbers at `at`. out: where the first part goes. Fetches what is `ahead` bytes on."""
     builder, narrow = code.builder, kind == types.int8
     element, size = (_I8, 1) if narrow else (code.element, code.size)
-    column = builder.add(builder.mul(r, row_bytes), builder.mul(s, _I64(TILED * size)))
-    place = builder.add(builder.mul(s, _I64(STEP_BYTES)), builder.mul(r, _I64(VECTOR_BYTES)))
-    for half in range(2):
-        at = builder.add(rows[half], column)
-        for line in range(0, 2 * _ROWS * size if ahead is not None else 0, LINE_BYTES):
-            code.fetch(builder.add(builder.add(at, ahead), _I64(line)), near=False)
-        pair = [
-            code.load(builder.add(at, _I64(n * _ROWS * size)), ir.VectorType(element, code.lanes), size)
-            for n in range(2)
-        ]
-        if narrow:
-            scale_at = builder.add(scales[half], builder.mul(r, _I64(code.size)))
-            scale = code.splat(code.load(scale_at, code.element, code.size))
-            pair = [builder.fmul(builder.sitofp(value, code.vector), scale) for value in pair]
-        for part, value in enumerate(parts_of(code, *pair)):
-            code.store(value, builder.add(builder.add(out, place), _I64((2 * part + half) * TILE_BYTES)))
+    for line in range(0, TILED * size if ahead is not None else 0, LINE_BYTES):
+        code.fetch(builder.add(builder.add(at, ahead), _I64(line)), near=False)
+    pair = [
+        code.load(builder.add(at, _I64(n * _ROWS * size)), ir.VectorType(element, code.lanes), size) for n in range(2)
+    ]
+    if narrow:
+        scale = code.splat(code.load(scale_at, code.element, code.size))
+        pair = [builder.fmul(builder.sitofp(value, code.vector), scale) for value in pair]
+    for part, value in enumerate(parts_of(code, *pair)):
+        code.store(value, builder.add(out, _I64(2 * part * TILE_BYTES)))
+
+
+def _split_half(
+    code: Code,
+    kind: Any,
+    rows: Any,
+    scales: Any,
+    row_bytes: Any,
+    s: Any,
+    out: Any,
+    begin: Any,
+    end: Any,
+    ahead: Any = None,
+) -> None:
+    """Step s of rows begin .. end of 16. rows, scales, out: where those of the first row begin."""
+    builder, size = code.builder, 1 if kind == types.int8 else code.size
+    column = builder.add(rows, builder.mul(s, _I64(TILED * size)))
+    place = builder.add(out, builder.mul(s, _I64(STEP_BYTES)))
+    with cgutils.for_range_slice(builder, begin, end, _I64(1)) as (r, _):
+        at, scale_at = _nth(code, column, row_bytes, r), _nth(code, scales, _I64(code.size), r)
+        _split_row(code, kind, at, scale_at, _nth(code, place, _I64(VECTOR_BYTES), r), ahead)
 
 
 def _write_split_rows(code: Code, kind: Any, args: list[Any]) -> None:
     first, second, row_bytes, steps, first_scales, second_scales, out = args
     with cgutils.for_range_slice(code.builder, _I64(0), steps, _I64(1)) as (s, _):
-        with cgutils.for_range_slice(code.builder, _I64(0), _I64(_ROWS), _I64(1)) as (r, _):
-            _split_row(code, kind, [first, second], [first_scales, second_scales], row_bytes, s, r, out)
+        for half, (rows, scales) in enumerate(((first, first_scales), (second, second_scales))):
+            to = code.builder.add(out, _I64(half * TILE_BYTES))
+            _split_half(code, kind, rows, scales, row_bytes, s, to, _I64(0), _I64(_ROWS))
 
 
 @intrinsic
@@ -172,10 +186,27 @@ def multiplied(
 ) -> None:
     """out [32, lanes] += weights [32, steps] . values [steps, lanes], in parts; fresh: what is in out counts as 0.
 
-    beside: what is written into each step, one before each pair of parts; tiles keep the units for vectors idle.
+    First of one half of the lanes, then of the other, each in `steps` half-steps. beside: what is written into each of
+    these (0 .. 2 steps), one before each pair of parts; tiles keep the units for vectors idle.
     """
+    with cgutils.for_range_slice(code.builder, _I64(0), _I64(2), _I64(1)) as (half, _):
+        to, tokens = _nth(code, out, _I64(VECTOR_BYTES), half), _nth(code, values, _I64(TILE_BYTES), half)
+        _multiply_half(code, weights, tokens, steps, to, fresh, code.builder.mul(half, steps), beside)
+
+
+def _multiply_half(
+    code: Code,
+    weights: Any,
+    values: Any,
+    steps: Any,
+    out: Any,
+    fresh: Any,
+    first: Any,
+    beside: Sequence[Callable[[Any], None]],
+) -> None:
+    """Of 16 lanes; its half-steps are first .. first + steps."""
     builder = code.builder
-    places = [builder.add(out, _I64(n // 2 * _ROWS * PANEL_BYTES + n % 2 * VECTOR_BYTES)) for n in _SUMS]
+    places = [code.offset(out, _I64(_ROWS * PANEL_BYTES), half) for half in range(2)]
     with builder.if_else(builder.icmp_signed("!=", fresh, _I64(0))) as (nothing, something):
         with nothing:
             for tile in _SUMS:
@@ -184,23 +215,24 @@ def multiplied(
             for tile, place in zip(_SUMS, places, strict=True):
                 _call(code, "tileloadd64", _I8(tile), _at(code, place), _I64(PANEL_BYTES))
 
-    def load(tiles: tuple[int, ...], base: Any, part: int) -> None:
-        for half, tile in enumerate(tiles):
-            at = builder.add(base, _I64((2 * part + half) * TILE_BYTES))
-            _call(code, "tileloadd64", _I8(tile), _at(code, at), _I64(VECTOR_BYTES))
+    def load(tile: int, base: Any, part: int, half: int) -> None:
+        at = builder.add(base, _I64((2 * part + half) * TILE_BYTES))
+        _call(code, "tileloadd64", _I8(tile), _at(code, at), _I64(VECTOR_BYTES))
 
     with cgutils.for_range_slice(builder, _I64(0), steps, _I64(1)) as (s, _):
-        offset = builder.mul(s, _I64(STEP_BYTES))
-        before: tuple[int | None, int | None] = (None, None)
+        offset, halves = builder.mul(s, _I64(STEP_BYTES)), (0, 1)
+        output, token = None, None
         for pair, write in zip_longest(_PAIRS, beside):
             if write:
-                write(s)
-            for tiles, base, part, last in zip((_OUTPUTS, _TOKENS), (weights, values), pair, before, strict=True):
-                if part != last:
-                    load(tiles, builder.add(base, offset), part)
-            before = pair
-            for n, tile in enumerate(_SUMS):
-                _call(code, "tdpbf16ps", _I8(tile), _I8(_OUTPUTS[n // 2]), _I8(_TOKENS[n % 2]))
+                write(builder.add(first, s))
+            for half in halves:
+                if output != (pair[0], half):
+                    load(_OUTPUTS, builder.add(weights, offset), pair[0], half)
+                if token != pair[1]:
+                    load(_TOKENS, builder.add(values, offset), pair[1], 0)
+                output, token = (pair[0], half), pair[1]
+                _call(code, "tdpbf16ps", _I8(_SUMS[half]), _I8(_OUTPUTS), _I8(_TOKENS))
+            halves = halves[1], halves[0]
     for tile, place in zip(_SUMS, places, strict=True):
         _call(code, "tilestored64", _I8(tile), _at(code, place), _I64(PANEL_BYTES))
 
@@ -208,11 +240,12 @@ def multiplied(
 def _write_multiply_beside(code: Code, kind: Any, args: list[Any]) -> None:
     builder = code.builder
     first, apart, row_bytes, first_scales, scales_apart, split, begin, end, ahead = args[4:]
-    rows, scales = [first, builder.add(first, apart)], [first_scales, builder.add(first_scales, scales_apart)]
 
-    def each(s: Any) -> None:
-        with cgutils.for_range_slice(builder, begin, end, _I64(1)) as (r, _):
-            _split_row(code, kind, rows, scales, row_bytes, s, r, split, ahead)
+    def each(t: Any) -> None:
+        s, half = builder.lshr(t, _I64(1)), builder.and_(t, _I64(1))
+        rows, scales = _nth(code, first, apart, half), _nth(code, first_scales, scales_apart, half)
+        to = _nth(code, split, _I64(TILE_BYTES), half)
+        _split_half(code, kind, rows, scales, row_bytes, s, to, begin, end, ahead)
 
     multiplied(code, *args[:4], _I64(1), each)
 

@@ -72,14 +72,14 @@ def _write_multiply(code: Code, kind: Any, args: list[Any]) -> None:
     weigher, (begin, end) = _Weigher(code, *args[5:11]), args[11:]
 
     def beside(n: int) -> Callable[[Any], None]:
-        def weigh(s: Any) -> None:
-            pair = builder.add(begin, builder.add(builder.mul(s, _I64(PAIRS_BESIDE)), _I64(n)))
+        def weigh(t: Any) -> None:
+            pair = builder.add(begin, builder.add(builder.mul(t, _I64(PAIRS_BESIDE // 2)), _I64(n)))
             with builder.if_then(builder.icmp_signed("<", pair, end)):
                 weigher.weigh(pair)
 
         return weigh
 
-    multiplied(code, *args[:5], *[beside(n) for n in range(PAIRS_BESIDE)])
+    multiplied(code, *args[:5], *[beside(n) for n in range(PAIRS_BESIDE // 2)])
     weigher.end()
 
 
