@@ -88,9 +88,9 @@ class NpmPeer(Peer):
 
 
 LLAMACPP = ("@node-llama-cpp/linux-x64@3.22.1", "package/bins/linux-x64", "LLAMACPP_LIBRARIES")
-NARROW = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2),), "mixed": 0}
+NARROW = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 3),), "mixed": 0}
 """Of those with weights of 8 bits."""
-SHORT = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 2), (2048, 2)), "windows": 0}
+SHORT = {"decode": ((1, 512), (8, 512)), "prefill": ((512, 3), (2048, 3)), "windows": 0}
 KNOWN: tuple[Peer, ...] = (
     Peer("transformers", "bench.engine_transformers", "hf", {}),
     NpmPeer("llamacpp", "bench.engine_llamacpp", "gguf", SHORT, *LLAMACPP),

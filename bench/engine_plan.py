@@ -19,13 +19,13 @@ class EnginePlan:
     steps: int = 24
     """Timed decode steps of each shape, after `warm` ones."""
     warm: int = 4
-    prefill: tuple[tuple[int, int], ...] = ((512, 5), (2048, 3), (4096, 1))
+    prefill: tuple[tuple[int, int], ...] = ((512, 3), (2048, 3), (4096, 3))
     """(tokens, timed runs), after the prefills that decode's shapes need."""
     decode: tuple[tuple[int, int], ...] = ((1, 512), (8, 512), (1, 4096))
     """(sequences, context)."""
     chunk: int = 512
     """Tokens of a prefill chunk, where the subject can be told."""
-    mixed: int = 2
+    mixed: int = 3
     """Runs with decode rows beside prefill chunks, where the subject can do that."""
     windows: int = 0
     """Windows of text whose perplexity is measured."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from kvrelay.cache_folder import cache_folder, exclusive, temporary_folder
+from kvrelay.model.fallbacks import fall_back
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ def few_rows() -> int:
     from llvmlite import binding
 
     if _openmp() is None and torch.get_num_threads() > 1:
-        log.warning("torch's OpenMP is not found: steps of few rows are left to torch, which has more threads")
+        fall_back(log, "no_openmp", "torch's OpenMP is not found: steps of few rows are left to torch, on more threads")
         return 0
     has = binding.get_host_cpu_features()
     if has.get("avx512f"):
@@ -125,7 +126,7 @@ def tiles() -> bool:
         return False
     granted: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
     if granted:
-        log.warning("AMX tiles are not granted: long steps do without them")
+        fall_back(log, "amx_not_granted", "AMX tiles are not granted: long steps do without them")
     return not granted
 
 
@@ -146,7 +147,7 @@ def _compiled(cache_dir: str, make: Callable[[Any], dict[str, Any]]) -> dict[str
     except OSError as error:
         if kept is None:
             raise
-        log.warning("%s: compiled kernels are not kept there: %s", kept, error)
+        fall_back(log, "kernels_not_kept", "%s: compiled kernels are not kept there: %s", kept, error)
         found = _made(temporary_folder("kernels"), make)
     return {name: Kernel(compiled) for name, compiled in found.items()}
 

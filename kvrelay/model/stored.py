@@ -22,6 +22,7 @@ from awscrt import checksums
 from torch import Tensor
 
 from kvrelay.cache_folder import exclusive
+from kvrelay.model.fallbacks import fall_back
 from kvrelay.model.source import WeightSource
 
 log = logging.getLogger(__name__)
@@ -96,12 +97,12 @@ def _opened(path: Path, origin: Convertible) -> "StoredWeights | None":
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        log.warning("%s: %s; it is written anew", path, error)
+        fall_back(log, "weights_unreadable", "%s: %s; it is written anew", path, error)
     try:
         write(path, origin)
         return StoredWeights(path, origin)
     except (OSError, ValueError) as error:
-        log.warning("%s: not written: %s", path, error)
+        fall_back(log, "weights_not_stored", "%s: not written: %s", path, error)
         return None
 
 
@@ -129,7 +130,7 @@ class StoredWeights:
         length = 4 * prod(shape)
         found = memoryview(self._map)[offset : offset + length]
         if len(found) != length or checksums.crc32c(found) != checksum:
-            log.warning("%s: tensor %s is damaged; the file is removed", self._path, name)
+            fall_back(log, "weights_damaged", "%s: tensor %s is damaged; the file is removed", self._path, name)
             self._path.unlink(missing_ok=True)
             self._index = {}
             return self._origin.tensor(name)

@@ -15,6 +15,7 @@ from kvrelay.engine.engine import Engine
 from kvrelay.engine.pace import Pace
 from kvrelay.errors import InvalidRequest
 from kvrelay.kvcache.pool import KvPool
+from kvrelay.model import fallbacks
 from kvrelay.model.weights import load_model
 from kvrelay.settings import StageSettings
 from kvrelay.stage.checks import check
@@ -51,8 +52,10 @@ async def stage_core(settings: StageSettings, role: Role) -> AsyncIterator[Stage
     """
     engine, description = await asyncio.to_thread(_load, settings, role)
     async with EngineDriver(engine) as driver:
-        intake = Intake(description.instance_id)
-        yield StageCore(settings, description, engine.pool, driver, intake, StageMetrics())
+        intake, metrics = Intake(description.instance_id), StageMetrics()
+        for reason, count in fallbacks.taken.items():
+            metrics.fallbacks.labels(reason).inc(count)
+        yield StageCore(settings, description, engine.pool, driver, intake, metrics)
 
 
 def _load(settings: StageSettings, role: Role) -> tuple[Engine, StageDescription]:

@@ -188,6 +188,26 @@ async def test_a_prefill_that_dies_before_the_first_token_costs_a_delay(loaded: 
         assert "planned_again" in got.report.fallbacks
 
 
+async def test_a_plan_made_again_without_a_relay_is_counted_as_such(loaded: LoadedModel) -> None:
+    pace = {"p": {"pace": "fixed=1500,token=0,context=0,sequence=0"}}
+    async with topology(
+        prefill=2, wan=SLOW_WAN, per_role=pace, router={"wan_rate_bytes_per_s": 60_000, "stall_ms": 50}
+    ) as running:
+        watched = Watched(running.stub.Generate(asked(90, router_pb2.PIPELINE_UNSPECIFIED)))
+        await watched.until(started)
+        route = watched.replies[0].started.route
+        assert (route.pipeline, route.relay) == (P_RLD_MD, "r0")
+        await running.stop(running.relay[0])
+        await running.stop(next(p for p in running.prefill if p.description.instance_id == route.prefill))
+        got = await watched.rest()
+        assert got.ids == reference(loaded, PROMPT, 90)
+        assert [one for one in got.report.fallbacks if one in ("planned_again", "no-relay")] == [
+            "planned_again",
+            "no-relay",
+        ]
+        assert running.router.rooms.tally.fallbacks["no-relay"] == 1
+
+
 @pytest.mark.parametrize(("role", "leg"), [("prefill", "prefill"), ("main", "main decode")])
 async def test_no_stage_for_a_leg_is_unavailable_at_once_and_names_the_leg(role: str, leg: str) -> None:
     async with topology(**{role: 0}) as running:  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Where compiled kernels run and where they are kept, on machines that this one is not."""
 
 import errno
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from llvmlite import binding
 
-from kvrelay.model import native
+from kvrelay.model import fallbacks, native
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,11 @@ def test_torchs_threads_are_not_given_up_where_its_openmp_is_not_found(monkeypat
     assert native.few_rows() == 32
 
 
+@pytest.fixture(autouse=True)
+def _nothing_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallbacks, "taken", Counter())
+
+
 def test_kernels_that_cannot_be_kept_in_the_cache_folder_are_kept_in_the_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -47,6 +53,7 @@ def test_kernels_that_cannot_be_kept_in_the_cache_folder_are_kept_in_the_tempora
     assert parents[0] == tmp_path / "kernels"
     assert parents[1] != parents[0]
     assert "no space left" in caplog.text
+    assert fallbacks.taken["kernels_not_kept"] == 1
 
 
 def test_tiles_that_the_system_does_not_grant_are_not_used(
@@ -56,6 +63,7 @@ def test_tiles_that_the_system_does_not_grant_are_not_used(
     monkeypatch.setattr(native, "_TILE_DATA", 63)
     assert not native.tiles.__wrapped__()
     assert "not granted" in caplog.text
+    assert fallbacks.taken["amx_not_granted"] == 1
 
 
 @pytest.mark.parametrize("features", [{}, {"amx-tile": True}, {"amx-bf16": True, "amx-tile": False}])
