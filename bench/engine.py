@@ -27,6 +27,7 @@ TURNS = 2
 """Times that each subject is started; samples of all turns are put together. One takes some eight minutes."""
 SUBJECT_S = 300.0
 """Longest turn of one subject; a peer that needs more is given up."""
+ABOUT = "Nothing is emulated. Ratios of medians; intervals from the quartiles of both sides."
 PAIRS = (
     ("decode_b1_vs_transformers", "transformers", "b1_512", ">= 2.0"),
     ("decode_b1_vs_vllm", "vllm", "b1_512", ">= 1.4"),
@@ -216,7 +217,7 @@ def main() -> None:
             runs.turn(name, command)
     config = open_gguf_model(engine_peers.source())[0]
     report = Report(
-        "engine", wanted.quick, {"plan": json.loads(plan.argument(MODEL)), "turns": wanted.turns}, emulated=""
+        "engine", wanted.quick, {"plan": json.loads(plan.argument(MODEL)), "turns": wanted.turns}, emulated=ABOUT
     )
     report.figures = figures(runs, config)
     report.tables = [("medians and quartiles", ["subject", "work", "median", "quartiles (samples)", ""], table(runs))]

@@ -20,7 +20,7 @@ class Figure:
 
     value: float
     low: float | None = None
-    """95 % interval; None: not resampled."""
+    """95 % of resamples where requests are resampled, else as the bench says; None: not known."""
     high: float | None = None
     target: str = ""
     """ "<= 1.05", ">= 0.515"; empty: reported only."""

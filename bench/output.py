@@ -80,7 +80,7 @@ class Report:
 
     def _figure_table(self) -> tuple[str, list[str], list[list[str]]]:
         rows = [[name, *cells(figure.json())] for name, figure in self.figures.items()]
-        return f"bench.{self.name}", ["figure", "value", "95 % interval", "target", ""], rows
+        return f"bench.{self.name}", ["figure", "value", "interval", "target", ""], rows
 
 
 def machine() -> dict[str, Any]:
