@@ -33,8 +33,8 @@ from kvrelay.grpc_core import WITHOUT_EVENT_ENGINE
 from kvrelay.malloc import KEPT, keep_large_buffers
 
 EMULATED = (
-    "One host, loopback; `wan_*`, `small_*` through the WAN emulator (no loss, no congestion control). Intervals are the "
-    "lowest and the highest of the rounds."
+    "One host, loopback; `wan_*`, `small_*` through the WAN emulator (no loss, no congestion control). Intervals are "
+    "the lowest and the highest of the rounds."
 )
 ALLOCATOR = (
     "glibc malloc, " + ", ".join(f"{name} {value >> 20} MiB" for name, value in KEPT.items()) + ", all processes"
