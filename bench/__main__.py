@@ -32,7 +32,10 @@ def markdown(results: list[dict[str, Any]], failed: list[str]) -> str:
         lines += ["Settings: `" + json.dumps(one["settings"]) + "`", ""]
         lines += [f"**INVALID RUN: its figures say nothing.** {problem}\n" for problem in one["invalid"]]
         lines += [f"Made again, as the machine was too busy: {run}\n" for run in one["repeated"]]
-        lines += ["| figure | value | interval | target | |", "| --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| figure | value | {one.get('interval', 'interval')} | target | |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         lines += [f"| {' | '.join([name, *cells(figure)])} |" for name, figure in one["figures"].items()]
         lines += ["", *(f"![{picture}]({picture})" for picture in one["pictures"]), ""]
     return "\n".join(lines)

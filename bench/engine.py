@@ -24,10 +24,10 @@ from kvrelay.model.gguf import open_gguf_model
 QUICK = EnginePlan(steps=8, warm=2, prefill=((512, 1), (2048, 1)), mixed=1, windows=1)
 FULL = EnginePlan(windows=4)
 TURNS = 2
-"""Times that each subject is started; samples of all turns are put together. One takes some eight minutes."""
+"""Times that each subject is started; samples of all turns are put together. One takes some six minutes."""
 SUBJECT_S = 300.0
 """Longest turn of one subject; a peer that needs more is given up."""
-ABOUT = "Nothing is emulated. Ratios of medians; intervals from the quartiles of both sides."
+ABOUT = "Nothing is emulated. Ratios of medians; intervals from quartiles (of a limit: its median)."
 PAIRS = (
     ("decode_b1_vs_transformers", "transformers", "b1_512", ">= 2.0"),
     ("decode_b1_vs_vllm", "vllm", "b1_512", ">= 1.4"),

@@ -12,6 +12,7 @@ Key = tuple[int, str]
 """(seed, conversation): the same request on every system."""
 Values = np.ndarray
 DRAWS = 2000
+RESAMPLED = "95 % of resamples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Figure:
 
     value: float
     low: float | None = None
-    """95 % of resamples where requests are resampled, else as the bench says; None: not known."""
+    """Of an interval; Report.interval or its bench says of what kind. None: not known."""
     high: float | None = None
     target: str = ""
     """ "<= 1.05", ">= 0.515"; empty: reported only."""

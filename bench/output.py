@@ -40,6 +40,8 @@ class Report:
     repeated: list[str] = field(default_factory=list)
     """Runs that were thrown away and made again, and why."""
     pictures: list[str] = field(default_factory=list)
+    interval: str = "interval"
+    """What kind, where `emulated` does not say it."""
     module: str = ""
     """Of bench, that makes it; empty: as `name`."""
 
@@ -73,6 +75,7 @@ class Report:
             "command": " ".join(["python -m", f"bench.{self.module or self.name}", *sys.argv[1:]]),
             "emulated": self.emulated,
             "settings": self.settings,
+            "interval": self.interval,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
             "data": self.data,
             "pictures": self.pictures,
@@ -80,7 +83,7 @@ class Report:
 
     def _figure_table(self) -> tuple[str, list[str], list[list[str]]]:
         rows = [[name, *cells(figure.json())] for name, figure in self.figures.items()]
-        return f"bench.{self.name}", ["figure", "value", "interval", "target", ""], rows
+        return f"bench.{self.name}", ["figure", "value", self.interval, "target", ""], rows
 
 
 def machine() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import uvloop
 
 from bench.contest import LOCAL, PDD, REMOTE, Result, compare, contest, describe, tell, worth
+from bench.figures import RESAMPLED
 from bench.lab import VOCAB_SIZE
 from bench.output import Report, arguments, curves
 from bench.rig import SYSTEMS, Prices, Rig, Sla, System
@@ -59,7 +60,7 @@ async def paper(plan: Plan, rig: Rig, out: Path, *, quick: bool) -> Report:
 
 def _declared(name: str, plan: Plan, rig: Rig, more: dict[str, object], *, quick: bool) -> Report:
     settings = {"scale": plan.scale, **asdict(plan), **asdict(rig), **more}
-    report = Report(name, quick, settings)
+    report = Report(name, quick, settings, interval=RESAMPLED)
     tell(f"{report.emulated}\nscale: {plan.scale}; {settings}")
     return report
 

@@ -10,7 +10,7 @@ import numpy as np
 import uvloop
 
 from bench.contest import compare, contest, describe, worth
-from bench.figures import Figure
+from bench.figures import RESAMPLED, Figure
 from bench.lab import VOCAB_SIZE
 from bench.output import Report, arguments
 from bench.rig import SYSTEMS, Prices, Rig, Sla, System
@@ -94,7 +94,7 @@ async def trace(path: Path, plan: Plan, rig: Rig, out: Path, *, quick: bool, nam
         return Replay(tuple(slower), cut, seed, VOCAB_SIZE), TraceTimes()
 
     settings = {"trace": name, **asdict(plan), "rows": len(rows), "left_out_too_long": left_out, **asdict(rig)}
-    report = Report("trace", quick, settings)
+    report = Report("trace", quick, settings, interval=RESAMPLED)
     results = await contest(SYSTEMS, rig, (1,), load)
     # No targets here: they are the paper's, of its own workload.
     found = compare(results, rig) | worth(results, rig, Sla(ttft_ms=800, ttst_ms=900), Prices())

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from kvrelay.fallbacks import fall_back
 from kvrelay.settings import cache_home
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,10 @@ def cache_folder(name: str, chosen: str = "") -> Path | None:
     Code and weights are trusted when they are read back, so a folder that others can write is not used.
     """
     parent = Path(chosen) if chosen else cache_home() / "kvrelay"
-    return _owned(parent / name)
+    folder = _owned(parent / name)
+    if folder is None:
+        fall_back(log, "no_cache_folder", "%s: not a folder that only this user can write: not used", parent / name)
+    return folder
 
 
 def temporary_folder(name: str) -> Path:
@@ -42,7 +46,7 @@ def exclusive(folder: Path) -> Iterator[None]:
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:
-        log.warning("%s: no lock: %s", folder, error)
+        fall_back(log, "no_lock", "%s: no lock: %s", folder, error)
         yield
         return
     with file:
@@ -58,7 +62,7 @@ def _take_turn(file: IO[str], folder: Path) -> None:
             return
         except OSError as error:
             if not isinstance(error, BlockingIOError) or time.monotonic() > until:
-                log.warning("%s: not locked: %s", folder, error)
+                fall_back(log, "no_lock", "%s: not locked: %s", folder, error)
                 return
         time.sleep(0.05)
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 import pytest
 import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
+
+from kvrelay import fallbacks
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -28,6 +31,14 @@ def grpc_poller() -> Iterator[None]:
     grpc.aio.init_grpc_aio()
     yield
     grpc.aio.shutdown_grpc_aio()
+
+
+@pytest.fixture
+def fallbacks_taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What this process counts as `kvrelay.fallbacks` during the test."""
+    taken: Counter[str] = Counter()
+    monkeypatch.setattr(fallbacks, "taken", taken)
+    return taken
 
 
 @pytest.fixture(autouse=True)

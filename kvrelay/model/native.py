@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kvrelay.cache_folder import cache_folder, exclusive, temporary_folder
-from kvrelay.model.fallbacks import fall_back
+from kvrelay.fallbacks import fall_back
 
 log = logging.getLogger(__name__)
 

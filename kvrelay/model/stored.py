@@ -22,7 +22,7 @@ from awscrt import checksums
 from torch import Tensor
 
 from kvrelay.cache_folder import exclusive
-from kvrelay.model.fallbacks import fall_back
+from kvrelay.fallbacks import fall_back
 from kvrelay.model.source import WeightSource
 
 log = logging.getLogger(__name__)

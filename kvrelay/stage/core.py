@@ -9,13 +9,13 @@ from importlib import metadata
 
 import torch
 
+from kvrelay import fallbacks
 from kvrelay.engine.config import EngineConfig
 from kvrelay.engine.driver import EngineDriver
 from kvrelay.engine.engine import Engine
 from kvrelay.engine.pace import Pace
 from kvrelay.errors import InvalidRequest
 from kvrelay.kvcache.pool import KvPool
-from kvrelay.model import fallbacks
 from kvrelay.model.weights import load_model
 from kvrelay.settings import StageSettings
 from kvrelay.stage.checks import check
@@ -53,7 +53,7 @@ async def stage_core(settings: StageSettings, role: Role) -> AsyncIterator[Stage
     engine, description = await asyncio.to_thread(_load, settings, role)
     async with EngineDriver(engine) as driver:
         intake, metrics = Intake(description.instance_id), StageMetrics()
-        for reason, count in fallbacks.taken.items():
+        for reason, count in dict(fallbacks.taken).items():
             metrics.fallbacks.labels(reason).inc(count)
         yield StageCore(settings, description, engine.pool, driver, intake, metrics)
 

@@ -60,8 +60,8 @@ class Window:
 
     Rate samples as in BBR (Cardwell et al., 2016): bytes delivered between a frame's leaving and its acknowledgement,
     over that time, or over the time in which they left if that was longer; samples from a link that had too little to
-    send count only if they are higher. The rate is the most of the last round trips, each the mean of its samples: as
-    acknowledgements come in bursts, the highest sample is of more than the link can do.
+    send count only if they are higher. The rate is the most of the last round trips, unless they are too old, each the
+    mean of its samples: as acknowledgements come in bursts, the highest sample is of more than the link can do.
     """
 
     def __init__(self, frame_bytes: int) -> None:
@@ -181,10 +181,14 @@ class Window:
             self._rates.append((self._round_sum / self._round_bytes, now))
             self._round_until, self._round_sum, self._round_bytes = self._delivered, 0.0, 0
             rounds = list(self._rates)
-            recent = [rate for rate, ended in rounds[:-2] if now - ended <= _ROUND_TRIPS_S]
-            self.rate = max(recent + [rate for rate, _ in rounds[-2:]])
-            before = [rate for rate, _ in rounds[:-_GROWTH_ROUND_TRIPS]]
+            self.rate = max(self._counting(rounds, now))
+            before = self._counting(rounds[:-_GROWTH_ROUND_TRIPS], now)
             self._growing = not before or self.rate > 1.25 * max(before)
+
+    @staticmethod
+    def _counting(rounds: list[tuple[float, float]], now: float) -> list[float]:
+        """Rates of those that are not too old to count, the last two at least."""
+        return [rate for n, (rate, ended) in enumerate(rounds, 2) if n >= len(rounds) or now - ended <= _ROUND_TRIPS_S]
 
     def _measure_goodput(self, sample: float, starved: bool, since: float) -> None:
         if since > 0 and (sample >= self._mean or not starved):

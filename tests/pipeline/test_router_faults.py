@@ -189,7 +189,7 @@ async def test_a_prefill_that_dies_before_the_first_token_costs_a_delay(loaded: 
 
 
 async def test_a_plan_made_again_without_a_relay_is_counted_as_such(loaded: LoadedModel) -> None:
-    pace = {"p": {"pace": "fixed=1500,token=0,context=0,sequence=0"}}
+    pace = {"p": {"pace": "fixed=1500,token=0,context=0,sequence=0"}}  # longer than two stages take to stop
     async with topology(
         prefill=2, wan=SLOW_WAN, per_role=pace, router={"wan_rate_bytes_per_s": 60_000, "stall_ms": 50}
     ) as running:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ def test_the_chosen_folder_comes_before_the_users_own(tmp_path: Path, monkeypatc
     assert (tmp_path / "xdg/kvrelay/kernels").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, fallbacks_taken: Counter[str]) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels").chmod(0o777)
     assert cache_folder("kernels", str(tmp_path)) is None
+    assert fallbacks_taken == {"no_cache_folder": 1}
 
 
 def test_a_folder_that_cannot_be_made_is_not_used(tmp_path: Path) -> None:
@@ -56,13 +58,17 @@ def test_one_at_a_time_is_inside(tmp_path: Path) -> None:
 
 
 def test_one_that_never_leaves_holds_nobody_up_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fallbacks_taken: Counter[str],
 ) -> None:
     monkeypatch.setattr("kvrelay.cache_folder.TURN_S", 0.1)
     with exclusive(tmp_path), exclusive(tmp_path):
         assert "not locked" in caplog.text
     with exclusive(tmp_path / "missing"):
         assert "no lock" in caplog.text
+    assert fallbacks_taken == {"no_lock": 2}
 
 
 def test_kernels_run_without_a_home_of_their_own(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ _ROWS = 16
 _SUMS, _OUTPUTS, _TOKENS = (0, 1), 2, 3
 """Numbers of tiles: sums of each output half, a part of the outputs' weights, a part of the tokens' values.
 
-Four of eight: where another thread shares the core, a core renames few of them, and with all eight in use a product
-takes two to four times as long. Where none does, four are as fast.
+Four of eight. With all in use a product takes two to four times as long in some moments, most likely those in which a
+thread of somebody else shares the core, and tiles are renamed no more; in others four are as fast (bench/LOG.md).
 """
 _PAIRS = (2, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 2)
 """Parts that are multiplied, so ordered that one of them stays where it is. 0: high."""
@@ -48,8 +48,8 @@ def _nth(code: Code, base: Any, step: Any, n: Any) -> Any:
 
 
 def _write_configure(code: Code, kind: Any, args: list[Any]) -> None:
-    """Palette 1; eight tiles of 16 rows of 64 bytes."""
-    settings = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[_ROWS] * 8, *[0] * 8]
+    """Palette 1; four tiles of 16 rows of 64 bytes."""
+    settings = [1, *[0] * 15, *[64, 0] * 4, *[0] * 24, *[_ROWS] * 4, *[0] * 12]
     wanted = ir.Constant(ir.ArrayType(_I8, 64), [_I8(value) for value in settings])
     place = cgutils.alloca_once_value(code.builder, wanted)
     _call(code, "ldtilecfg", code.builder.bitcast(place, ir.PointerType(_I8)))

@@ -15,7 +15,7 @@ from kvrelay.model.kernels.lanes import kept, loaded, scaled, seen, store, weigh
 from kvrelay.model.kernels.vectors import VECTOR_BYTES, Code, generator, signature
 
 PAIRS_BESIDE = 4
-"""Pairs of tokens that are weighed beside one step of a product."""
+"""Pairs of tokens that are weighed beside one step of a product: even, as a step is two half-steps."""
 _ROWS = 16
 _I64 = ir.IntType(64)
 
@@ -102,5 +102,5 @@ def multiply_weighing(  # type: ignore[no-untyped-def]
     begin,
     end,
 ):
-    """amx.multiply(), and beside it weigh_pairs(): up to steps * PAIRS_BESIDE pairs of begin .. end."""
+    """amx.multiplied(), and beside it weigh_pairs(): up to steps * PAIRS_BESIDE pairs of begin .. end."""
     return signature((dtype, kind), 13), generator(_write_multiply)

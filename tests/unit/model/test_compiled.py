@@ -120,7 +120,7 @@ def works(draw: st.DrawFn) -> list[tuple[int, int]]:
 @given(
     kv_heads=st.sampled_from([1, 2, 3]),
     group=st.sampled_from([1, 2, 3, 7]),
-    head_dim=st.sampled_from([2, 6, 8, 20, 64]),
+    head_dim=st.sampled_from([2, 6, 8, 20, 32, 64, 96]),
     qk_norm=st.booleans(),
     tiled=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.int8]),

@@ -1,5 +1,6 @@
 """Converted weights are read back as they were written, survive racing writers, and are replaced when damaged."""
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,7 +76,9 @@ def test_a_tensor_that_was_not_written_comes_from_the_checkpoint(tmp_path: Path)
     assert origin.asked == ["c"]
 
 
-def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(tmp_path: Path) -> None:
+def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(
+    tmp_path: Path, fallbacks_taken: Counter[str]
+) -> None:
     path = store(tmp_path)
     data = bytearray(path.read_bytes())
     data[data.index(TENSORS["b"].numpy().tobytes())] ^= 1
@@ -84,15 +87,17 @@ def test_a_damaged_tensor_comes_from_the_checkpoint_and_the_file_goes(tmp_path: 
     with stored(origin, "id", tmp_path) as source:
         assert source.tensor("b") is TENSORS["b"]
     assert origin.asked == ["b"] and not path.exists()
+    assert fallbacks_taken == {"weights_damaged": 1}
 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, -1])
-def test_a_truncated_file_is_written_anew(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_file_is_written_anew(tmp_path: Path, keep: int, fallbacks_taken: Counter[str]) -> None:
     path = store(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:keep])
     store(tmp_path)
     assert path.read_bytes() == whole
+    assert fallbacks_taken == {"weights_unreadable": 1}
 
 
 def test_two_writers_at_once_leave_one_sound_file(tmp_path: Path) -> None:
@@ -118,8 +123,11 @@ def test_a_checkpoint_that_fails_stores_nothing(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_but_the_file(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_file(
+    tmp_path: Path, fallbacks_taken: Counter[str]
+) -> None:
     with stored(Origin(), "id", tmp_path / "missing") as source:
         assert source.tensor("a") is TENSORS["a"]
+    assert fallbacks_taken == {"weights_not_stored": 1, "no_lock": 1}
     with stored(Origin(), "id", None) as source:
         assert source.tensor("a") is TENSORS["a"]

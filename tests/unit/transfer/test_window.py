@@ -130,6 +130,16 @@ def test_a_link_that_has_become_much_slower_does_not_hold_seconds_of_what_it_onc
     assert link.run(3.0) > 0.9 * 2e6
 
 
+def test_a_link_that_is_fast_again_after_a_slow_moment_is_full_again_within_a_second() -> None:
+    link = PlainLink(40e6, 0.06)
+    link.run(2.0)
+    link.rate = 2e6
+    link.run(3.0)
+    link.rate = 40e6
+    link.run(link.free_at - link.now + 0.75)  # what was queued before still crosses at the slow rate
+    assert link.run(0.5) > 0.95 * 40e6
+
+
 def test_lost_frames_leave_the_window() -> None:
     window = Window(FRAME)
     flights = [window.sent(1000, 1.0) for _ in range(3)]

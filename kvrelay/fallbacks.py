@@ -1,4 +1,4 @@
-"""What this process could not do with its model as planned, by reason. Its stages count it among their fallbacks."""
+"""What this process could not do as planned before it serves, by reason. A stage counts it among its fallbacks."""
 
 import logging
 from collections import Counter
