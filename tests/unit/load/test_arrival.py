@@ -63,7 +63,7 @@ async def test_a_closed_loop_does_not_begin_before_the_runs_zero() -> None:
         due.append(due_s)
 
     await drive(ClosedLoop(3), CONVERSATIONS, serve, began=asyncio.get_running_loop().time() + 0.0004)
-    assert min(due) == 0.0  # uvloop's timers count whole milliseconds: this one fires at once
+    assert min(due) >= 0.0  # uvloop's timers count whole milliseconds: this one fires at once
 
 
 async def test_poisson_arrivals_do_not_wait_for_answers() -> None:
