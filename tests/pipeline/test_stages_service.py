@@ -54,7 +54,7 @@ async def test_load_is_reported_at_once_and_on_every_change(
     app: StageApp, stub: stage_pb2_grpc.StageServiceStub
 ) -> None:
     watch = stub.WatchLoad(stage_pb2.WatchLoadRequest())
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(15):
         first = await watch.read()
         assert (first.running, first.blocks_total, first.blocks_free, first.draining) == (0, 128, 128, False)
         async with leg(app, prompt(40), HOW, local_prefill=True) as (call, _):

@@ -90,7 +90,7 @@ async def test_poisson_arrivals_have_the_rate_on_average() -> None:
         moments.append(loop.time())
 
     await driven(Poisson(200.0, 3), serve, [*CONVERSATIONS, *CONVERSATIONS])
-    assert (moments[-1] - moments[0]) / 79 == pytest.approx(1 / 200, rel=0.4)
+    assert 0.6 / 200 < (moments[-1] - moments[0]) / 79 < 2.5 / 200  # late on a busy machine, never early
 
 
 async def test_an_error_of_one_ends_the_run() -> None:

@@ -103,10 +103,10 @@ async def test_a_capped_flow_leaves_the_rest_of_the_link_to_others() -> None:
     flows = [Far(direction) for _ in range(4)]
     began = time.monotonic()
     for far in flows:
-        far.flow.put(bytes(100_000))
+        far.flow.put(bytes(200_000))
     for far in flows:
-        await come(far, 100_000)
-    assert 0.09 < time.monotonic() - began < 0.36  # one after the other they would take 0.4
+        await come(far, 200_000)
+    assert 0.19 < time.monotonic() - began < 0.75  # one after the other they would take 0.8
     direction.close()
 
 
