@@ -193,7 +193,7 @@ async def test_a_plan_made_again_without_a_relay_is_counted_as_such(loaded: Load
     async with topology(
         prefill=2, wan=SLOW_WAN, per_role=pace, router={"wan_rate_bytes_per_s": 60_000, "stall_ms": 50}
     ) as running:
-        watched = Watched(running.stub.Generate(asked(90, router_pb2.PIPELINE_UNSPECIFIED)))
+        watched = Watched(running.stub.Generate(asked(90, router_pb2.PIPELINE_UNSPECIFIED), timeout=60))
         await watched.until(started)
         route = watched.replies[0].started.route
         assert (route.pipeline, route.relay) == (P_RLD_MD, "r0")

@@ -15,6 +15,7 @@ from kvrelay.kvcache import hashing
 from kvrelay.proto.v1 import stage_pb2, stage_pb2_grpc
 from kvrelay.rpc import convert
 from kvrelay.rpc.channels import open_channel
+from kvrelay.stage import service
 from kvrelay.stage.app import StageApp
 from kvrelay.types import Role
 from kvrelay.wan.app import wan_emulator
@@ -51,8 +52,9 @@ async def test_two_starts_have_two_epochs_and_names() -> None:
 
 
 async def test_load_is_reported_at_once_and_on_every_change(
-    app: StageApp, stub: stage_pb2_grpc.StageServiceStub
+    app: StageApp, stub: stage_pb2_grpc.StageServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(service, "IDLE_GAP_S", 3600.0)  # nothing but a change makes an idle stage speak
     watch = stub.WatchLoad(stage_pb2.WatchLoadRequest())
     async with asyncio.timeout(15):
         first = await watch.read()

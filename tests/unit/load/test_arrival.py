@@ -57,13 +57,16 @@ async def test_a_closed_loop_keeps_all_its_clients_busy_and_no_more() -> None:
 
 
 async def test_a_closed_loop_does_not_begin_before_the_runs_zero() -> None:
-    due: list[float] = []
+    loop = asyncio.get_running_loop()
+    began, due, passed = loop.time() + 0.0004, [], []
 
     async def serve(conversation: Conversation, due_s: float) -> None:
         due.append(due_s)
+        passed.append(max(0.0, loop.time() - began))
 
-    await drive(ClosedLoop(3), CONVERSATIONS, serve, began=asyncio.get_running_loop().time() + 0.0004)
-    assert min(due) >= 0.0  # uvloop's timers count whole milliseconds: this one fires at once
+    await drive(ClosedLoop(3), CONVERSATIONS, serve, began=began)
+    # uvloop's timers count whole milliseconds: this one fires at once, so that zero is due, unless the machine is busy.
+    assert 0.0 <= due[0] <= passed[0]
 
 
 async def test_poisson_arrivals_do_not_wait_for_answers() -> None:
@@ -89,8 +92,14 @@ async def test_poisson_arrivals_have_the_rate_on_average() -> None:
     async def serve(conversation: Conversation, due_s: float) -> None:
         moments.append(loop.time())
 
-    await driven(Poisson(200.0, 3), serve, [*CONVERSATIONS, *CONVERSATIONS])
-    assert 0.6 / 200 < (moments[-1] - moments[0]) / 79 < 2.5 / 200  # late on a busy machine, never early
+    gap = 0.0
+    for _ in range(3):  # the machine may be late, but not each time
+        moments.clear()
+        await driven(Poisson(200.0, 3), serve, [*CONVERSATIONS, *CONVERSATIONS])
+        gap = (moments[-1] - moments[0]) / 79
+        if gap <= 1.4 / 200:
+            break
+    assert gap == pytest.approx(1 / 200, rel=0.4)
 
 
 async def test_an_error_of_one_ends_the_run() -> None:
